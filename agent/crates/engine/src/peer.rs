@@ -8,7 +8,7 @@ use std::{
 
 use base::{
     counts::Counts,
-    ids::{PeerId, SessionId},
+    ids::{PeerId, SessionId, SessionRef},
     sampler::Sampler,
 };
 use dataplane::{
@@ -276,20 +276,10 @@ impl Peers {
         self.get(id)?.session.as_ref()
     }
 
-    /// The session with `id`, to be changed, if this worker owns it.
-    pub fn session_mut(&mut self, id: PeerId) -> Option<&mut Session> {
-        self.get_mut(id)?.session.as_mut()
-    }
-
     /// Whether `handle` is the control connection of the session with `id`.
     #[must_use]
     pub fn is_session(&self, id: PeerId, handle: ConnectionHandle) -> bool {
         self.session(id).is_some_and(|session| session.handle == handle)
-    }
-
-    /// The session `name` of `id`, if this worker owns it.
-    pub fn session_named(&mut self, id: PeerId, name: SessionId) -> Option<&mut Session> {
-        self.session_mut(id).filter(|session| session.id == name)
     }
 
     /// The link to `id`, while some worker has a session with it.
@@ -298,9 +288,15 @@ impl Peers {
         self.get(id)?.data.link.as_ref()
     }
 
-    /// The link to `id`, if it still belongs to session `name`.
-    pub fn link_named(&mut self, id: PeerId, name: SessionId) -> Option<&mut Link> {
-        self.get_mut(id)?.data.link.as_mut().filter(|link| link.session == name)
+    /// The session to which there is a link, whichever worker owns it.
+    #[must_use]
+    pub fn linked(&self, peer: PeerId) -> Option<SessionRef> {
+        self.link(peer).map(|link| SessionRef { peer, session: link.session })
+    }
+
+    /// The link to a peer, if it still belongs to this session.
+    pub fn link_named(&mut self, of: SessionRef) -> Option<&mut Link> {
+        self.get_mut(of.peer)?.data.link.as_mut().filter(|link| link.session == of.session)
     }
 
     /// Whether `id` is a peer that has not been removed.

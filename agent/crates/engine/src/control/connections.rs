@@ -45,8 +45,6 @@ pub struct StreamConnection {
     /// From 1 on; the control connection is number 0.
     pub number: u8,
     pub handle: ConnectionHandle,
-    /// The peer's process that it leads to.
-    pub instance: [u8; 16],
     /// True if this end dialled the connection.
     pub dialled: bool,
     pub stage: Stage,

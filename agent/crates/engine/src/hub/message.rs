@@ -7,11 +7,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::{PeerId, SessionId};
+use base::ids::{PeerId, SessionId, SessionRef};
 use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
-    lanes::{PathPacket, UnderlayId},
+    lanes::{OpeningId, PathPacket, UnderlayId},
     peer::Suspicion,
 };
 use gate::OwnKey;
@@ -31,27 +31,25 @@ pub(crate) enum WorkerMessage {
     /// A peer has a new session, whose control connection is at worker [`Connected::owner`].
     Connected(Arc<Connected>),
     /// A session has ended: its lanes drain.
-    Disconnected { peer: PeerId, session: SessionId },
-    /// To the owner: close a session, for example because another connection has replaced it.
-    EndSession { peer: PeerId, session: SessionId, reason: CloseReason },
+    Disconnected { of: SessionRef },
+    /// To the owner of a session.
+    ToOwner { of: SessionRef, what: ToOwner },
     /// To the lane host: open a lane.
     OpenLane(Box<LaneRequest>),
     /// To the lane host: let a lane drain.
     DrainLane { lane: LaneName },
     /// The lanes of a session that are up, one bit each, and the number of lanes that are wanted.
-    LanesUp { peer: PeerId, session: SessionId, up: u64, wanted: u8 },
+    LanesUp { of: SessionRef, up: u64, wanted: u8 },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
-    Budget { peer: PeerId, session: SessionId, largest: PathPacket },
+    Budget { of: SessionRef, largest: PathPacket },
     /// A reason to suspect a session holds, or no longer does.
-    Suspect { peer: PeerId, session: SessionId, suspicion: Suspicion, holds: bool },
+    Suspect { of: SessionRef, suspicion: Suspicion, holds: bool },
     /// The services that a connected peer offers have changed.
-    Services { peer: PeerId, session: SessionId, services: Vec<Service> },
+    Services { of: SessionRef, services: Vec<Service> },
     /// A peer wants reports about what arrives on its lanes, or no longer does.
-    ReportsWanted { peer: PeerId, session: SessionId, wanted: bool },
+    ReportsWanted { of: SessionRef, wanted: bool },
     /// A connected peer repairs the IP packets that it sends like this from now on.
-    PacketRepair { peer: PeerId, session: SessionId, terms: Option<Terms> },
-    /// To the owner: a worker has TCP forwards for a peer and too few stream connections.
-    StreamsWanted { peer: PeerId, session: SessionId },
+    PacketRepair { of: SessionRef, terms: Option<Terms> },
     /// The stream connections of a peer end, with their forwards.
     EndStreams { peer: PeerId, reason: CloseReason },
     /// To the worker that is to have it: dial a stream connection of a session.
@@ -60,26 +58,8 @@ pub(crate) enum WorkerMessage {
     StreamEnded { peer: PeerId, number: u8, outcome: Outcome },
     /// A `[[tcp]]` port has connections, and the receiving worker has the fewest forwards of the port's peer.
     AcceptTcp { port: usize },
-    /// To the owner: a lane carries payloads.
-    LaneUp { lane: LaneName },
-    /// To the owner: the largest packet that the path of a lane carries.
-    LaneBudget { lane: LaneName, found: PathPacket },
-    /// To the owner: a lane was removed because it could not go on.
-    LaneLost { lane: LaneName, why: LaneLoss },
-    /// To the owner: the limits of a lane's keys or packet numbers are near; it still works.
-    LaneNearLimit { lane: LaneName },
-    /// To the owner: a replaced lane no longer carries payloads on behalf of its replacement.
-    ReplacedGone { lane: LaneName },
-    /// To the owner: packets of a lane have been outstanding for `silence`, and nothing was received. At `limit` the lane is dead.
-    LaneSilent { lane: LaneName, silence: Duration, limit: Duration },
     /// Ping the peer on all lanes, to learn whether it is alive.
-    AskForLife { peer: PeerId, session: SessionId },
-    /// To the owner: the peer hears a lane from another address than before.
-    Challenged { peer: PeerId, session: SessionId },
-    /// To the owner: a lane of a session that this end dialled has followed the far end to another address.
-    ListenerMoved { peer: PeerId, session: SessionId },
-    /// To the owner: an unresponsive peer is heard again.
-    Heard { peer: PeerId, session: SessionId },
+    AskForLife { of: SessionRef },
     /// To the worker that dials a peer: datagrams for it wait at another worker.
     DialSoon { peer: PeerId },
     /// The registry has added a peer, in a slot that was vacant.
@@ -96,6 +76,39 @@ pub(crate) enum WorkerMessage {
     Configured(Box<NewConfig>),
 }
 
+/// What the owner of a session is told of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum ToOwner {
+    /// Close it, for example because another connection has replaced it.
+    End(CloseReason),
+    /// A worker has TCP forwards for the peer and too few stream connections.
+    StreamsWanted,
+    /// The peer hears a lane from another address than before.
+    Challenged,
+    /// A lane of a session that this end dialled has followed the far end to another address.
+    ListenerMoved,
+    /// The peer, which was unresponsive, is heard again.
+    Heard,
+    Lane(OpeningId, LaneEvent),
+}
+
+/// What has happened to a lane at its host.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LaneEvent {
+    /// It carries payloads.
+    Up,
+    /// The largest packet that its path carries is known.
+    Carries(PathPacket),
+    /// It was removed because it could not go on.
+    Lost(LaneLoss),
+    /// The limits of its keys or packet numbers are near; it still works.
+    NearLimit,
+    /// It was replaced, and no longer carries payloads on behalf of its replacement.
+    ReplacedGone,
+    /// Packets have been outstanding for `silence`, and nothing was received. At `limit` it is dead.
+    Silent { silence: Duration, limit: Duration },
+}
+
 /// The configuration that a worker runs after a reload.
 #[derive(Debug)]
 pub(crate) struct NewConfig {
@@ -107,10 +120,8 @@ pub(crate) struct NewConfig {
 /// One opening of one lane of one session.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct LaneName {
-    pub(crate) peer: PeerId,
-    pub(crate) session: SessionId,
-    pub(crate) index: u8,
-    pub(crate) epoch: u64,
+    pub(crate) of: SessionRef,
+    pub(crate) opening: OpeningId,
 }
 
 /// A new session, with everything that the other workers need to know about it.
@@ -136,6 +147,13 @@ pub(crate) struct Connected {
     pub(crate) since: Instant,
     /// The address that the peer had at `since`.
     pub(crate) remote: Option<SocketAddr>,
+}
+
+impl Connected {
+    /// Tells the session's owner `what`.
+    pub(super) fn to_owner(&self, what: ToOwner) -> WorkerMessage {
+        WorkerMessage::ToOwner { of: SessionRef { peer: self.peer, session: self.session }, what }
+    }
 }
 
 /// The secrets of a lane: wiped when dropped, and absent from debug output.
@@ -178,8 +196,7 @@ pub(crate) enum LanePort {
 /// All that a worker needs to dial a stream connection.
 #[derive(Debug)]
 pub(crate) struct StreamRequest {
-    pub(crate) peer: PeerId,
-    pub(crate) session: SessionId,
+    pub(crate) of: SessionRef,
     pub(crate) number: u8,
     /// The far end of the control connection.
     pub(crate) remote: SocketAddr,

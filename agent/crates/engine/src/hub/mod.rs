@@ -17,8 +17,8 @@ pub(crate) use backlogs::Backlogs;
 pub(crate) use contest::{Contender, Contested};
 pub(crate) use mailbox::Seen;
 pub(crate) use message::{
-    Connected, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
-    WorkerMessage,
+    Connected, LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
+    ToOwner, WorkerMessage,
 };
 
 use std::{
@@ -32,7 +32,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use base::{
-    ids::{PeerId, SessionId},
+    ids::{PeerId, SessionId, SessionRef},
     panics::lock,
 };
 use config::{self, Config};
@@ -157,14 +157,8 @@ impl Hub {
 
     /// Tells `worker` that a session is suspect, for tests.
     #[cfg(feature = "inspection")]
-    pub fn send_suspicion(
-        &self,
-        worker: u8,
-        of: base::ids::SessionRef,
-        suspicion: dataplane::peer::Suspicion,
-    ) {
-        let (peer, session) = (of.peer, of.session);
-        self.send(worker, WorkerMessage::Suspect { peer, session, suspicion, holds: true });
+    pub fn send_suspicion(&self, worker: u8, of: SessionRef, suspicion: dataplane::peer::Suspicion) {
+        self.send(worker, WorkerMessage::Suspect { of, suspicion, holds: true });
     }
 
     /// Sends a message to every worker except `from`.
@@ -232,7 +226,7 @@ impl Hub {
     /// Ends the session with a peer, if there is one.
     pub fn end_session(&self, peer: PeerId, reason: CloseReason) {
         if let Some(record) = self.record(peer) {
-            self.send(record.owner, WorkerMessage::EndSession { peer, session: record.session, reason });
+            self.send(record.owner, record.to_owner(ToOwner::End(reason)));
         }
     }
 
@@ -325,8 +319,7 @@ impl Hub {
         let old = session.replace(Arc::clone(connected));
         // Under the lock, so that all workers hear of sessions in one order.
         if let Some(old) = old.as_ref().filter(|old| old.owner != connected.owner) {
-            let (peer, session, reason) = (old.peer, old.session, CloseReason::Replaced);
-            self.send(old.owner, WorkerMessage::EndSession { peer, session, reason });
+            self.send(old.owner, old.to_owner(ToOwner::End(CloseReason::Replaced)));
         }
         self.send_to_others(connected.owner, || WorkerMessage::Connected(Arc::clone(connected)));
         Ok(old)
@@ -354,13 +347,13 @@ impl Hub {
     }
 
     /// Ends a session of worker `owner` and tells all other workers.
-    pub(crate) fn end(&self, peer: PeerId, session: SessionId, owner: u8) {
+    pub(crate) fn end(&self, of: SessionRef, owner: u8) {
         let peers = self.peers.load();
-        let Some(shared) = peers.get(peer.0 as usize) else { return };
+        let Some(shared) = peers.get(of.peer.0 as usize) else { return };
         // Under the lock, as in [`Hub::establish`].
         let mut record = lock(&shared.session);
-        record.take_if(|record| record.session == session);
-        self.send_to_others(owner, || WorkerMessage::Disconnected { peer, session });
+        record.take_if(|record| record.session == of.session);
+        self.send_to_others(owner, || WorkerMessage::Disconnected { of });
     }
 
     /// Notes that a worker has shut down and sends no more hand-off batches.
@@ -481,12 +474,12 @@ mod tests {
         let [WorkerMessage::Connected(told)] = told.make_contiguous() else { panic!("{told:?}") };
         assert!(!hub.is_current(told.peer, told.session));
         let (to_first, _) = hub.take(0);
-        assert!(matches!(to_first[0], WorkerMessage::EndSession { session, .. } if session == first.session));
+        assert!(matches!(to_first[0], WorkerMessage::ToOwner { of, .. } if of.session == first.session));
         assert!(
             matches!(&to_first[1], WorkerMessage::Connected(connected) if connected.session == second.session)
         );
         // The end of the first comes late, and does not end the second.
-        hub.end(PeerId(0), first.session, 0);
+        hub.end(SessionRef { peer: PeerId(0), session: first.session }, 0);
         assert!(hub.is_current(PeerId(0), second.session));
         assert!(hub.establish(&connected(&hub, 2, 9), |_| true).is_err());
     }

@@ -31,7 +31,6 @@ use base::{
     ids::PeerId,
 };
 use bytes::Bytes;
-use config::{CongestionControl, ThinStreams};
 use dataplane::{
     datapath::shares::{Price, Shares},
     lanes::{Lanes, UnderlayId, Underlays, send_buffer::copy_of},
@@ -41,7 +40,7 @@ use gate::{OwnKey, admission::Admission};
 use net::batch::Meta;
 use quinn_proto::{
     ClientConfig, Connection, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint, EndpointConfig,
-    EndpointEvent, SendDatagramError, TransportConfig,
+    EndpointEvent, TransportConfig,
 };
 use rate::RateAccount;
 use wire::messages::CloseReason;
@@ -69,6 +68,7 @@ use path_watch::PathWatch;
 pub use control_stream::UNITS_PER_TURN;
 pub use event::{ControlStats, Event};
 pub use identity::Identity;
+pub(crate) use sending::Line;
 
 pub mod accept;
 mod connection;
@@ -207,14 +207,13 @@ impl Control {
     pub fn set_congestion(
         &mut self,
         handle: ConnectionHandle,
-        control: CongestionControl,
-        thin: ThinStreams,
+        peer: &config::Peer,
         account: Arc<RateAccount>,
         now: Instant,
     ) {
         if let Some(connection) = self.connections.get_mut(&handle) {
-            connection.copies.set(thin);
-            connection.pace.set(control, account, now);
+            connection.copies.set(peer.thin);
+            connection.pace.set(peer.congestion, account, now);
         }
     }
 
@@ -227,7 +226,7 @@ impl Control {
         }
     }
 
-    /// The rate of a peer has changed: its connections at [`CongestionControl::Rate`] follow.
+    /// The rate of a peer has changed: its connections at [`config::CongestionControl::Rate`] follow.
     pub fn rate_changed(&mut self, peer: PeerId) {
         for connection in
             self.connections.values_mut().filter(|connection| connection.identity.peer() == Some(peer))
@@ -408,11 +407,6 @@ impl Control {
         self.traffic()
     }
 
-    /// Whether a connection was polled since the last call: else nothing was sent or received on it.
-    pub fn take_changed(&mut self, handle: ConnectionHandle) -> bool {
-        self.connections.get_mut(&handle).is_some_and(|connection| connection.counted.take_for_liveness())
-    }
-
     /// Takes one of the sessions that have received packets: it may have datagrams.
     pub fn take_fed(&mut self) -> Option<ConnectionHandle> {
         let handle = self.lists.next_fed()?;
@@ -425,23 +419,6 @@ impl Control {
     /// What came on a connection asked for work of `frames`; returns how much more that is than was expected ([`Price::ask`]).
     pub fn ask_price(&mut self, handle: ConnectionHandle, frames: u64, is_all: bool) -> u64 {
         self.connections.get_mut(&handle).map_or(0, |connection| connection.price.ask(frames, is_all))
-    }
-
-    /// Hands quinn-proto one frame of standard mode; `counted` if it carries a datagram, which is settled then.
-    ///
-    /// # Errors
-    /// quinn-proto's; the frame is then not taken.
-    pub fn send_frame(
-        &mut self,
-        handle: ConnectionHandle,
-        data: Bytes,
-        counted: bool,
-    ) -> Result<(), SendDatagramError> {
-        let Some(connection) = self.open_mut(handle) else { return Err(SendDatagramError::Disabled) };
-        let len = data.len();
-        connection.quinn.datagrams().send(data, false)?;
-        connection.ahead.push(len, counted);
-        Ok(())
     }
 
     /// Notes that the worker took `taken` frames of standard mode from quinn-proto; returns, if that `is_all`, the number of further

@@ -1,16 +1,17 @@
 //! Sending: control messages to quinn-proto, its packets to the send buffers.
 
-use std::{net::SocketAddr, time::Instant};
+use std::{net::SocketAddr, ops::Deref, time::Instant};
 
+use bytes::Bytes;
 use dataplane::lanes::{Lanes, UnderlayId, Underlays};
 use net::{Burst, Path};
-use quinn_proto::ConnectionHandle;
+use quinn_proto::{Connection, ConnectionHandle, SendDatagramError};
 use wire::messages::Message;
 
 use crate::control::{
     congestion::pacing::Congested,
     copies::Copy,
-    driver::{Control, ControlConnection},
+    driver::{Control, ControlConnection, lists::Lists},
 };
 
 /// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
@@ -19,15 +20,85 @@ const MOST_SEGMENTS: usize = 44;
 /// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
 const MOST_PACKET_BYTES: usize = 1_500;
 
-impl Control {
+/// A connection that was looked up in the table, and what sending on it concerns beside it.
+pub(crate) struct Line<'a> {
+    handle: ConnectionHandle,
+    connection: &'a mut ControlConnection,
+    lists: &'a mut Lists,
+    messages_sent: &'a mut u64,
+}
+
+impl Deref for Line<'_> {
+    type Target = ControlConnection;
+
+    fn deref(&self) -> &ControlConnection {
+        self.connection
+    }
+}
+
+impl Line<'_> {
     /// Queues a control message; the dialler's first opens the control stream.
-    pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
-        let Some(connection) = self.connections.get_mut(&handle) else { return };
-        if !connection.control.queue(&mut connection.quinn, message) {
-            self.lists.overflow(handle);
+    pub(crate) fn send(&mut self, message: &Message) {
+        let ControlConnection { control, quinn, listed, .. } = &mut *self.connection;
+        if !control.queue(quinn, message) {
+            self.lists.overflow(self.handle);
         }
-        self.stats.messages_sent += 1;
-        self.touch(handle);
+        *self.messages_sent += 1;
+        self.lists.touch(self.handle, listed);
+    }
+
+    /// The connection, to be changed: the next [`Control::poll`] polls it.
+    pub(crate) fn touched(&mut self) -> &mut ControlConnection {
+        self.lists.touch(self.handle, &mut self.connection.listed);
+        self.connection
+    }
+
+    /// quinn-proto's connection, unless it is over.
+    pub(crate) fn open(&mut self) -> Option<&mut Connection> {
+        let connection = self.touched();
+        (!connection.is_over()).then_some(&mut connection.quinn)
+    }
+
+    /// Hands quinn-proto one frame of standard mode; `counted` if it carries a datagram, which is settled then.
+    ///
+    /// # Errors
+    /// quinn-proto's; the frame is then not taken.
+    pub(crate) fn send_frame(&mut self, data: Bytes, counted: bool) -> Result<(), SendDatagramError> {
+        let len = data.len();
+        self.open().ok_or(SendDatagramError::Disabled)?.datagrams().send(data, false)?;
+        self.connection.ahead.push(len, counted);
+        Ok(())
+    }
+
+    pub(crate) fn ping(&mut self) {
+        if let Some(quinn) = self.open() {
+            quinn.ping();
+        }
+    }
+
+    /// Whether it was polled since the last call: else nothing was sent or received on it.
+    pub(crate) fn take_changed(&mut self) -> bool {
+        self.connection.counted.take_for_liveness()
+    }
+}
+
+impl Control {
+    /// Looks a connection up, to read it and send on it.
+    pub(crate) fn line(&mut self, handle: ConnectionHandle) -> Option<Line<'_>> {
+        let connection = self.connections.get_mut(&handle)?;
+        Some(Line {
+            handle,
+            connection,
+            lists: &mut self.lists,
+            messages_sent: &mut self.stats.messages_sent,
+        })
+    }
+
+    /// Queues a control message on a connection.
+    pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
+        if let Some(mut line) = self.line(handle) {
+            line.send(message);
+        }
     }
 
     /// Notes that a packet of this size on the path to `destination` was too large for the interface.

@@ -14,14 +14,14 @@
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
 use base::{
-    ids::{PeerId, WorkerId},
+    ids::{PeerId, SessionRef, WorkerId},
     timers::Timers,
     token_bucket::Lines,
 };
 use config::{self, Config};
 use dataplane::{
     forward::Locals,
-    lanes::{LaneId, UnderlayId, Underlays},
+    lanes::{LaneId, Lanes, UnderlayId, Underlays},
     socket_stats::role,
     sockets::SocketFactory,
 };
@@ -30,7 +30,7 @@ use quinn_proto::ConnectionHandle;
 use rand::rngs::StdRng;
 
 use crate::{
-    hub::{Hub, LaneName, WorkerMessage},
+    hub::{Hub, LaneEvent, LaneName, ToOwner, WorkerMessage},
     peer::Peers,
     registry::PeerRegistry,
     worker::{
@@ -111,7 +111,52 @@ impl Context {
         }
     }
 
+    /// The peers, and the context beside them.
+    pub(crate) fn split(&mut self) -> (&mut Peers, Beside<'_>) {
+        let Self { config, id, sockets, hub, peers, rng, timers, logs, stats, effects, .. } = self;
+        let (id, ports, totals) = (*id, &*sockets.ports, &mut stats.totals);
+        (peers, Beside { config, id, ports, hub, rng, timers, logs, totals, effects })
+    }
+
     /// Sends a message to `worker`, which may be this one.
+    pub(crate) fn send(&mut self, worker: u8, message: WorkerMessage) {
+        self.split().1.send(worker, message);
+    }
+
+    /// Sends a message to every worker, this one included.
+    pub(crate) fn broadcast(&mut self, message: impl Fn() -> WorkerMessage) {
+        self.split().1.broadcast(message);
+    }
+
+    /// Tells the worker that owns a session what concerns it.
+    pub(crate) fn tell_owner(&mut self, of: SessionRef, what: ToOwner) {
+        if let Some(link) = self.peers.link_named(of) {
+            let owner = link.pool.owner;
+            self.send(owner, WorkerMessage::ToOwner { of, what });
+        }
+    }
+
+    /// Tells the worker that owns a lane's session what has happened to the lane.
+    pub(crate) fn lane_event(&mut self, lane: LaneName, event: LaneEvent) {
+        self.tell_owner(lane.of, ToOwner::Lane(lane.opening, event));
+    }
+}
+
+/// What an event on one peer needs of the context beside the peers.
+pub(crate) struct Beside<'a> {
+    pub(crate) config: &'a Config,
+    pub(crate) id: WorkerId,
+    /// The listening sockets, in the order of `transport.listen`.
+    pub(crate) ports: &'a [UnderlayId],
+    pub(crate) hub: &'a Hub,
+    pub(crate) rng: &'a mut StdRng,
+    pub(crate) timers: &'a mut Timers<Timer>,
+    pub(crate) logs: &'a mut Logs,
+    pub(crate) totals: &'a mut Totals,
+    pub(crate) effects: &'a mut VecDeque<Effect>,
+}
+
+impl Beside<'_> {
     pub(crate) fn send(&mut self, worker: u8, message: WorkerMessage) {
         if worker == self.id.index {
             self.effects.push_back(Effect::Message(message));
@@ -120,18 +165,9 @@ impl Context {
         }
     }
 
-    /// Sends a message to every worker, this one included.
     pub(crate) fn broadcast(&mut self, message: impl Fn() -> WorkerMessage) {
         self.hub.send_to_others(self.id.index, &message);
         self.effects.push_back(Effect::Message(message()));
-    }
-
-    /// Sends a message to the worker that owns a lane's session.
-    pub(crate) fn send_to_owner(&mut self, lane: LaneName, message: WorkerMessage) {
-        if let Some(link) = self.peers.link_named(lane.peer, lane.session) {
-            let owner = link.pool.owner;
-            self.send(owner, message);
-        }
     }
 }
 
@@ -193,6 +229,8 @@ pub(crate) fn largest_packet(config: &Config) -> u16 {
 pub(crate) struct Sockets {
     pub(crate) factory: SocketFactory,
     pub(crate) underlays: Underlays,
+    /// The lanes that this worker hosts (`lanes/`), which send by the underlay sockets.
+    pub(crate) lanes: Lanes,
     /// The local UDP sockets, which face clients and services.
     pub(crate) locals: Locals,
     /// The listening sockets, in the order of `transport.listen`.

@@ -13,16 +13,11 @@ use std::{
 use base::{counts::Counts, ids::PeerId};
 use config;
 use dataplane::peer::{PeerStanding, Suspicions};
-use wire::messages;
 
 use crate::{
     control::liveness::LEAST_SILENCE,
     origin::PeerOrigin,
-    worker::context::{
-        Context,
-        peer_maker::PeerMaker,
-        timer::{Timer, index_u32},
-    },
+    worker::context::{Context, peer_maker::PeerMaker, timer::Timer},
 };
 
 impl Context {
@@ -110,20 +105,6 @@ impl Context {
             known[peer.origin] += 1;
         }
         known
-    }
-
-    /// The services of this agent that a peer may use.
-    pub(crate) fn services_for(&self, peer: PeerId) -> Vec<messages::Service> {
-        let allowed = self.peers.get(peer).map_or(&[][..], |peer| &peer.data.config.services);
-        let services = allowed.iter().filter_map(|index| {
-            let service = self.config.services.get(*index)?;
-            let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
-            let name = service.name.to_string();
-            let fragment = service.oversize == config::Oversize::Fragment;
-            let (number, repair) = (index_u32(*index), service.repair.in_use().filter(|_| udp));
-            (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair })
-        });
-        services.collect()
     }
 
     /// Empties the slot of a removed peer, and takes over its counts; false if there is no such slot.

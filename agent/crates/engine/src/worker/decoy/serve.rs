@@ -25,7 +25,6 @@ use crate::worker::{
         Decoy,
         decoys::{Decoys, EXPIRY_STEP, OWNER},
     },
-    lanes::LaneHost,
     local::DataPlane,
 };
 
@@ -69,13 +68,12 @@ impl Decoy {
         &mut self,
         cx: &mut Context,
         data: &mut DataPlane,
-        host: &mut LaneHost,
         others: usize,
         now: Instant,
     ) {
         for _ in 0..MOST_BATCHES.min(others + 1) {
             let Some(id) = self.flows.as_mut().and_then(Decoys::next) else { return };
-            if self.service_decoy(cx, data, host, id, now)
+            if self.service_decoy(cx, data, id, now)
                 && let Some(decoys) = &mut self.flows
             {
                 decoys.mark(id);
@@ -84,14 +82,7 @@ impl Decoy {
     }
 
     /// Forwards a batch of replies to one sender; returns whether there may be more.
-    fn service_decoy(
-        &mut self,
-        cx: &mut Context,
-        data: &mut DataPlane,
-        host: &mut LaneHost,
-        id: DecoyId,
-        now: Instant,
-    ) -> bool {
+    fn service_decoy(&mut self, cx: &mut Context, data: &mut DataPlane, id: DecoyId, now: Instant) -> bool {
         let Some(decoys) = &mut self.flows else { return false };
         let Some(Some(socket)) = decoys.sockets.get_mut(id.0 as usize) else { return false };
         let stats = &mut data.unauthenticated.stats;
@@ -121,7 +112,7 @@ impl Decoy {
                 };
                 let path = Path { destination: source, source: local, tos: meta.ecn };
                 let sent = cx.sockets.ports.get(port).is_some_and(|underlay| {
-                    cx.sockets.underlays.answer(&mut host.lanes, *underlay, &path, answer, now)
+                    cx.sockets.underlays.answer(&mut cx.sockets.lanes, *underlay, &path, answer, now)
                 });
                 if !sent {
                     stats.drop(DecoyDrop::ToSender, 1);

@@ -15,7 +15,6 @@ use crate::{
     worker::{
         context::Context,
         device::{Tun, Tunnel},
-        lanes::LaneHost,
         report::inspection_request::AskedRoutes,
     },
 };
@@ -31,10 +30,10 @@ fn peer_row(cx: &Context, Holder { peer, priority, weight }: Holder, state: Hold
 impl Tunnel {
     /// Samples the rates of lanes, peers and the TUN device, once a second. Sampling on request would take two requests for a rate, and
     /// two operators would disturb each other.
-    pub(crate) fn sample_rates(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+    pub(crate) fn sample_rates(&mut self, cx: &mut Context, now: Instant) {
         let mut sums: Vec<LaneStats> =
             cx.peers.iter().map(|peer| cx.stats.retired.of(peer.data.id)).collect();
-        for slot in host.lanes.iter_mut() {
+        for slot in cx.sockets.lanes.iter_mut() {
             let stats = slot.core.stats();
             if let Some(sum) = sums.get_mut(slot.peer.0 as usize) {
                 add_lane(sum, stats);

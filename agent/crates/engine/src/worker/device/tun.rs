@@ -27,7 +27,6 @@ use crate::{
     worker::{
         context::{Context, largest_packet, sources::Served},
         device::{Tun, Tunnel},
-        lanes::LaneHost,
         local::DataPlane,
     },
 };
@@ -37,13 +36,7 @@ const READ_BYTES: usize = 256 * 1024;
 
 impl Tunnel {
     /// Handles a batch from the TUN device; returns how much it read, copies of multicast included, and whether it may have more.
-    pub(crate) fn service_tun(
-        &mut self,
-        cx: &mut Context,
-        data: &mut DataPlane,
-        host: &mut LaneHost,
-        now: Instant,
-    ) -> Served {
+    pub(crate) fn service_tun(&mut self, cx: &mut Context, data: &mut DataPlane, now: Instant) -> Served {
         const NOTHING: Served = Served { more: false, units: 0 };
         if cx.stopping {
             // No more traffic is accepted; it stays in the kernel.
@@ -60,7 +53,7 @@ impl Tunnel {
         let mut uplink = IpUplink {
             peers: &mut cx.peers,
             tun,
-            lanes: &mut host.lanes,
+            lanes: &mut cx.sockets.lanes,
             underlays: &mut cx.sockets.underlays,
             outgoing: &mut data.outgoing,
             now,
@@ -77,7 +70,7 @@ impl Tunnel {
             cx.warn_of_next_hop(destination, next_hop, now);
         }
         while let Some(peer) = data.served.pop() {
-            data.look_at_queue(cx, host, peer, now);
+            data.look_at_queue(cx, peer, now);
         }
         Served { more: true, units: data.batch.units().saturating_add(copies) }
     }
@@ -124,8 +117,8 @@ impl Tunnel {
         let Some(Tun { side: tun, .. }) = self.device.as_ref().filter(|_| cx.id.index == 0) else { return };
         let routed = self.device.iter().filter_map(|tun| tun.routed.as_ref());
         for peer in tun.routes.waiting(now).chain(routed.flat_map(|routed| routed.waiting(now))) {
-            if let Some(session) = cx.peers.link(peer).map(|link| link.session) {
-                cx.broadcast(|| WorkerMessage::AskForLife { peer, session });
+            if let Some(of) = cx.peers.linked(peer) {
+                cx.broadcast(|| WorkerMessage::AskForLife { of });
             }
         }
     }

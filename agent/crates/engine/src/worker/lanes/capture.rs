@@ -15,7 +15,7 @@ use crate::{
 
 impl LaneHost {
     /// Starts an operator's capture of a lane of this worker. A capture that is over is left to [`LaneHost::drain_captures`].
-    pub(crate) fn capture(&mut self, cx: &Context, capture: Arc<Capture>, now: Instant) {
+    pub(crate) fn capture(&mut self, cx: &mut Context, capture: Arc<Capture>, now: Instant) {
         let known = self.captures.iter().any(|armed| Arc::ptr_eq(&armed.capture, &capture));
         if known || capture.is_over(now) {
             return;
@@ -30,11 +30,11 @@ impl LaneHost {
     }
 
     /// Starts the capture that waits for a lane, if there is one, when the lane has been opened.
-    pub(crate) fn capture_lane(&mut self, cx: &Context, id: LaneId, now: Instant) {
+    pub(crate) fn capture_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         if self.captures.is_empty() {
             return;
         }
-        let Some(slot) = self.lanes.get(id) else { return };
+        let Some(slot) = cx.sockets.lanes.get(id) else { return };
         let (peer, subject) = (slot.peer, Subject::Lane(slot.index));
         let wanted = |armed: &Armed| armed.capture.peer == peer && armed.capture.subject == subject;
         if let Some(index) = self.captures.iter().position(wanted) {
@@ -43,9 +43,9 @@ impl LaneHost {
     }
 
     /// Records the addresses of a lane whose path has been validated.
-    pub(crate) fn note_path(&mut self, cx: &Context, id: LaneId, now: Instant) {
+    pub(crate) fn note_path(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(index) = self.capture_of(id) else { return };
-        let Some(slot) = self.lanes.get(id) else { return };
+        let Some(slot) = cx.sockets.lanes.get(id) else { return };
         let Some(underlay) = cx.sockets.underlays.get(slot.underlay) else { return };
         let began = Began {
             local: underlay.socket.local_addr(),
@@ -53,34 +53,34 @@ impl LaneHost {
             local_cid: slot.local_cid,
             epoch: slot.epoch,
         };
-        self.note(index, Note::Began(Box::new(began)), now);
+        self.note(cx, index, Note::Began(Box::new(began)), now);
     }
 
     /// Records that the state of a lane has changed.
-    pub(crate) fn note_phase(&mut self, id: LaneId, phase: Phase, now: Instant) {
+    pub(crate) fn note_phase(&mut self, cx: &mut Context, id: LaneId, phase: Phase, now: Instant) {
         if let Some(index) = self.capture_of(id) {
-            self.note(index, Note::Phase(phase), now);
+            self.note(cx, index, Note::Phase(phase), now);
         }
     }
 
     /// Ends the capture of a lane that is about to be removed.
-    pub(crate) fn end_capture_of(&mut self, id: LaneId, now: Instant) {
+    pub(crate) fn end_capture_of(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         if let Some(index) = self.capture_of(id) {
-            self.note(index, Note::Phase(Phase::Ended), now);
-            self.disarm(index);
+            self.note(cx, index, Note::Phase(Phase::Ended), now);
+            self.disarm(cx, index);
         }
     }
 
     /// At the end of a turn: moves the recorded packets to where the control thread reads them, and ends captures that are over.
-    pub(crate) fn drain_captures(&mut self, now: Instant) {
+    pub(crate) fn drain_captures(&mut self, cx: &mut Context, now: Instant) {
         for index in (0..self.captures.len()).rev() {
-            self.empty(index);
+            self.empty(cx, index);
             let capture = &self.captures[index].capture;
             if capture.is_over(now) {
                 if capture.is_abandoned(now) {
                     capture.feed.abandon();
                 }
-                self.disarm(index);
+                self.disarm(cx, index);
                 self.captures.swap_remove(index);
             }
         }
@@ -91,9 +91,9 @@ impl LaneHost {
     }
 
     /// Starts to record a lane, in index of the one that the capture recorded before.
-    fn arm(&mut self, cx: &Context, index: usize, id: LaneId, now: Instant) {
-        self.disarm(index);
-        let (Some(slot), Some(armed)) = (self.lanes.get_mut(id), self.captures.get_mut(index)) else {
+    fn arm(&mut self, cx: &mut Context, index: usize, id: LaneId, now: Instant) {
+        self.disarm(cx, index);
+        let (Some(slot), Some(armed)) = (cx.sockets.lanes.get_mut(id), self.captures.get_mut(index)) else {
             return;
         };
         slot.core.record(Some(Box::new(Recorder::new(RECORDER_RECORDS, armed.capture.since))));
@@ -101,29 +101,29 @@ impl LaneHost {
         armed.capture.begin();
         let phase = phase_of(slot);
         self.note_path(cx, id, now);
-        self.note_phase(id, phase, now);
+        self.note_phase(cx, id, phase, now);
     }
 
-    fn disarm(&mut self, index: usize) {
-        self.empty(index);
+    fn disarm(&mut self, cx: &mut Context, index: usize) {
+        self.empty(cx, index);
         let Some(armed) = self.captures.get_mut(index) else { return };
         let Some(id) = armed.lane.take() else { return };
-        if let Some(slot) = self.lanes.get_mut(id) {
+        if let Some(slot) = cx.sockets.lanes.get_mut(id) {
             slot.core.record(None);
         }
         armed.capture.lane_done();
     }
 
-    fn empty(&mut self, index: usize) {
+    fn empty(&mut self, cx: &mut Context, index: usize) {
         let Some(Armed { capture, lane: Some(id) }) = self.captures.get(index) else { return };
-        if let Some(recorder) = self.lanes.get_mut(*id).and_then(|slot| slot.core.recorder_mut()) {
+        if let Some(recorder) = cx.sockets.lanes.get_mut(*id).and_then(|slot| slot.core.recorder_mut()) {
             capture.feed.append(recorder);
         }
     }
 
     /// Adds a note behind everything recorded so far.
-    fn note(&mut self, index: usize, note: Note, now: Instant) {
-        self.empty(index);
+    fn note(&mut self, cx: &mut Context, index: usize, note: Note, now: Instant) {
+        self.empty(cx, index);
         if let Some(Armed { capture, .. }) = self.captures.get(index) {
             let micros = now.saturating_duration_since(capture.since).as_micros();
             capture.feed.note(u32::try_from(micros).unwrap_or(u32::MAX), note);

@@ -20,7 +20,7 @@ use crate::{
         driver::Control,
         liveness::{LEAST_SILENCE, silence_limit},
     },
-    hub::{LaneLoss, LaneName, LanePort, LaneRequest, WorkerMessage},
+    hub::{LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, ToOwner},
     worker::{
         context::{Context, Effect, Sockets, sources::Class, timer::Timer},
         lanes::{LaneHost, QuietLane},
@@ -46,28 +46,26 @@ impl LaneHost {
     /// Opens a lane for the owner of its session.
     pub(crate) fn open_lane(&mut self, cx: &mut Context, request: &LaneRequest, now: Instant) {
         let lane = request.name;
-        let LaneName { peer, session, index, .. } = lane;
-        if cx.peers.link_named(peer, session).is_none() {
+        let LaneName { of, opening } = lane;
+        if cx.peers.link_named(of).is_none() {
             return;
         }
-        if self.lanes.of_cid(request.local_cid).is_some() {
+        if cx.sockets.lanes.of_cid(request.local_cid).is_some() {
             // Their packets could not be told apart. With the next opening another ID is drawn.
-            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
+            cx.lane_event(lane, LaneEvent::Lost(LaneLoss::NoSocket));
             return;
         }
         let Some((underlay, remote)) = cx.lane_socket(request, now) else {
-            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
+            cx.lane_event(lane, LaneEvent::Lost(LaneLoss::NoSocket));
             return;
         };
         let Some(core) = self.lane_core(cx, request) else {
             cx.effects.push_back(Effect::ReleaseSocket(underlay));
-            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why: LaneLoss::NoSocket });
+            cx.lane_event(lane, LaneEvent::Lost(LaneLoss::NoSocket));
             return;
         };
-        let owner = SessionRef { peer, session };
-        let opening = OpeningId { index, epoch: request.name.epoch };
         let size = PacketSize::new(request.budget, request.largest);
-        let mut slot = LaneSlot::new(core, owner, opening, request.local_cid, underlay, size, now);
+        let mut slot = LaneSlot::new(core, of, opening, request.local_cid, underlay, size, now);
         if let Some(destination) = remote {
             slot.paths.validate(
                 Path { destination, source: None, tos: 0 },
@@ -75,13 +73,13 @@ impl LaneHost {
                 now,
             );
         }
-        let is_reported = cx.peers.link_named(peer, session).is_some_and(|link| link.reports);
+        let is_reported = cx.peers.link_named(of).is_some_and(|link| link.reports);
         slot.set_reports(is_reported.then_some(cx.hub.base), now);
-        let id = self.lanes.insert(slot);
+        let id = cx.sockets.lanes.insert(slot);
         self.capture_lane(cx, id, now);
-        cx.hub.lane_hosted(peer);
-        self.lanes.touch(id);
-        let old = cx.peers.link_named(peer, session).and_then(|link| link.pool.set(index, Some(id)));
+        cx.hub.lane_hosted(of.peer);
+        cx.sockets.lanes.touch(id);
+        let old = cx.peers.link_named(of).and_then(|link| link.pool.set(opening.index, Some(id)));
         if let Some(old) = old {
             self.replace_lane(cx, lane, old, now);
         }
@@ -89,29 +87,28 @@ impl LaneHost {
 
     /// Handles the replacement of lane `old`: if it works, it carries payloads until its replacement does.
     fn replace_lane(&mut self, cx: &mut Context, by: LaneName, old: LaneId, now: Instant) {
-        let LaneName { peer, session, index, .. } = by;
-        let works = self.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
-        match cx.peers.link_named(peer, session) {
-            Some(link) if works => link.pool.keep_replaced(index, old),
+        let works = cx.sockets.lanes.get(old).is_some_and(|slot| slot.works(LEAST_SILENCE, now));
+        match cx.peers.link_named(by.of) {
+            Some(link) if works => link.pool.keep_replaced(by.opening.index, old),
             Some(_) | None => self.drop_replaced(cx, old, now),
         }
     }
 
     /// Drains a replaced lane although its replacement does not carry payloads yet, and tells the session owner.
     fn drop_replaced(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
-        if let Some(link) = cx.peers.link_named(lane.peer, lane.session) {
+        let Some(lane) = cx.sockets.lanes.get(id).map(name_of_lane) else { return };
+        if let Some(link) = cx.peers.link_named(lane.of) {
             link.pool.forget_replaced(id);
         }
         self.drain_lane(cx, id, now);
-        cx.send_to_owner(lane, WorkerMessage::ReplacedGone { lane });
+        cx.lane_event(lane, LaneEvent::ReplacedGone);
     }
 
     /// Drains the lane that `id` has replaced, now that `id` carries payloads.
     pub(crate) fn drain_replaced(&mut self, cx: &mut Context, lane: LaneName, id: LaneId, now: Instant) {
-        if let Some(link) = cx.peers.link_named(lane.peer, lane.session)
-            && link.pool.get(lane.index) == Some(id)
-            && let Some(replaced) = link.pool.take_replaced(lane.index)
+        if let Some(link) = cx.peers.link_named(lane.of)
+            && link.pool.get(lane.opening.index) == Some(id)
+            && let Some(replaced) = link.pool.take_replaced(lane.opening.index)
         {
             self.drain_lane(cx, replaced, now);
         }
@@ -125,7 +122,7 @@ impl LaneHost {
             receive_secret: &request.secrets.0[1][..len],
             remote_cid: request.remote_cid,
             local_cid: request.local_cid,
-            ack: match cx.peers.get(request.name.peer)?.data.config.profile {
+            ack: match cx.peers.get(request.name.of.peer)?.data.config.profile {
                 Profile::Throughput => AckProfile::Throughput,
                 Profile::Latency => AckProfile::Latency,
             },
@@ -141,18 +138,18 @@ impl LaneHost {
 
     /// Handles a lane that is up from now on, or whose path has moved.
     pub(crate) fn lane_up(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get_mut(id) else { return };
+        let Some(slot) = cx.sockets.lanes.get_mut(id) else { return };
         let rate = cx.peers.get(slot.peer).and_then(|peer| peer.data.relay.share.account.rate());
         slot.core.allow_mtu_bursts(rate.is_none_or(|rate| rate >= LEAST_BURST_RATE));
         slot.size.search(&mut slot.core);
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let from = slot.paths.take_moved();
-        self.lanes.touch(id);
+        cx.sockets.lanes.touch(id);
         self.note_path(cx, id, now);
-        self.note_phase(id, Phase::Up, now);
+        self.note_phase(cx, id, Phase::Up, now);
         cx.stats.totals.path_moves[PathMove::Lane] += u64::from(from.is_some());
         if let Some(suppressed) = cx.debug_lines.allow(now) {
-            let (peer, lane) = (cx.peers.name(lane.peer), lane.index);
+            let (peer, lane) = (cx.peers.name(lane.of.peer), lane.opening.index);
             match from {
                 Some(from) => {
                     tracing::debug!(peer, lane, %from, to = ?destination, suppressed, "lane moved");
@@ -160,61 +157,34 @@ impl LaneHost {
                 None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
             }
         }
-        cx.send_to_owner(lane, WorkerMessage::LaneUp { lane });
-        let (peer, session) = (lane.peer, lane.session);
-        if from.is_some() && cx.peers.link_named(peer, session).is_some_and(|link| link.dialled) {
-            cx.send_to_owner(lane, WorkerMessage::ListenerMoved { peer, session });
+        cx.lane_event(lane, LaneEvent::Up);
+        if from.is_some() && cx.peers.link_named(lane.of).is_some_and(|link| link.dialled) {
+            cx.tell_owner(lane.of, ToOwner::ListenerMoved);
         }
-        self.note_path_packet(cx, id, now);
+        cx.note_path_packet(id, now);
         cx.effects.push_back(Effect::LaneCarries { lane, id });
-    }
-
-    /// Tells the session owner if a lane has found a new size of packets that its path carries.
-    pub(crate) fn note_path_packet(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get_mut(id) else { return };
-        let Some(found) = slot.take_path_packet() else { return };
-        let lane = name_of_lane(slot);
-        throttled!(
-            debug, cx.debug_lines.allow(now), { peer = cx.peers.name(lane.peer), lane = lane.index, bytes = found.bytes, measured = found.measured },
-            "what the lane's path carries"
-        );
-        cx.send_to_owner(lane, WorkerMessage::LaneBudget { lane, found });
     }
 
     /// Removes a lane that cannot go on, and tells the session owner why if the session still uses it.
     pub(crate) fn end_lane(&mut self, cx: &mut Context, id: LaneId, why: LaneLoss, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
+        let Some(slot) = cx.sockets.lanes.get(id) else { return };
         let lane = name_of_lane(slot);
         let mut current = false;
-        if let Some(link) = cx.peers.link_named(lane.peer, lane.session)
-            && link.pool.get(lane.index) == Some(id)
+        if let Some(link) = cx.peers.link_named(lane.of)
+            && link.pool.get(lane.opening.index) == Some(id)
         {
-            link.pool.set(lane.index, None);
+            link.pool.set(lane.opening.index, None);
             current = true;
         }
         self.remove_lane(cx, id, now);
         if current {
-            cx.send_to_owner(lane, WorkerMessage::LaneLost { lane, why });
+            cx.lane_event(lane, LaneEvent::Lost(why));
         }
-    }
-
-    /// How long nothing was received on a lane while packets were outstanding, and the limit, once that is worth a look.
-    fn silence(&self, cx: &Context, id: LaneId, now: Instant) -> Option<(Duration, Duration)> {
-        let slot = self.lanes.get(id)?;
-        let rtt = slot.core.rtt();
-        let limit = silence_limit(rtt);
-        let silence = now.saturating_duration_since(slot.core.silent_since()?);
-        // When the first probe is due while packets keep coming, or its answer if none came since.
-        let late = LEAST_LATENESS.max(rtt.pto() * 3 / 2);
-        let is_watched = cx.peers.get(slot.peer).is_some_and(|peer| peer.data.is_watched);
-        let least = if is_watched { late.min(limit / 2) } else { limit / 2 };
-        let drains = matches!(slot.state, LaneState::Draining { .. });
-        (!drains && silence >= least).then_some((silence, limit))
     }
 
     /// Notes a lane on which nothing was heard for long; [`LaneHost::look_at_quiet`] decides, after the sockets were served.
     fn note_silence(&mut self, cx: &Context, id: LaneId, now: Instant) {
-        if self.silence(cx, id, now).is_some() && !self.quiet.iter().any(|quiet| quiet.lane == id) {
+        if cx.silence(id, now).is_some() && !self.quiet.iter().any(|quiet| quiet.lane == id) {
             self.quiet.push(QuietLane { lane: id, since: now });
         }
     }
@@ -236,40 +206,25 @@ impl LaneHost {
 
     /// Tells the session owner if packets of a lane have been outstanding for long and nothing was received.
     fn check_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some((silence, limit)) = self.silence(cx, id, now) else { return };
-        let Some(lane) = self.lanes.get(id).map(name_of_lane) else { return };
-        let link = cx.peers.link_named(lane.peer, lane.session);
+        let Some((silence, limit)) = cx.silence(id, now) else { return };
+        let Some(lane) = cx.sockets.lanes.get(id).map(name_of_lane) else { return };
+        let link = cx.peers.link_named(lane.of);
         let is_replaced = link.is_some_and(|link| link.pool.replaced().any(|replaced| replaced == id));
         if !is_replaced {
-            cx.send_to_owner(lane, WorkerMessage::LaneSilent { lane, silence, limit });
+            cx.lane_event(lane, LaneEvent::Silent { silence, limit });
         } else if silence >= limit {
             self.drop_replaced(cx, id, now);
         }
     }
 
-    /// Shares with all workers when a peer was heard on a lane.
-    pub(crate) fn note_heard(&self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get(id) else { return };
-        let (peer, session) = (slot.peer, slot.session);
-        let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
-        else {
-            return;
-        };
-        cx.hub.note_heard(peer, at);
-        if let Some(link) = cx.peers.link_named(peer, session)
-            && (link.suspicions.unresponsive || link.suspicions.late)
-        {
-            let owner = link.pool.owner;
-            cx.send(owner, WorkerMessage::Heard { peer, session });
-        }
-    }
-
     /// Drains a lane, or removes it if it was never up.
     pub(crate) fn drain_named(&mut self, cx: &mut Context, lane: LaneName, now: Instant) {
-        let Some(link) = cx.peers.link_named(lane.peer, lane.session) else { return };
-        let Some(id) = link.pool.get(lane.index) else { return };
-        let Some(slot) = self.lanes.get(id).filter(|slot| slot.epoch == lane.epoch) else { return };
-        link.pool.set(lane.index, None);
+        let Some(link) = cx.peers.link_named(lane.of) else { return };
+        let Some(id) = link.pool.get(lane.opening.index) else { return };
+        let Some(slot) = cx.sockets.lanes.get(id).filter(|slot| slot.epoch == lane.opening.epoch) else {
+            return;
+        };
+        link.pool.set(lane.opening.index, None);
         if slot.is_up() {
             self.drain_lane(cx, id, now);
         } else {
@@ -279,84 +234,32 @@ impl LaneHost {
     }
 
     pub(crate) fn drain_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        if let Some(slot) = self.lanes.get_mut(id) {
+        if let Some(slot) = cx.sockets.lanes.get_mut(id) {
             let until = now + DRAIN_TIME;
             slot.drain(until);
             cx.timers.arm(Timer::Lane(id), until);
         }
-        self.note_phase(id, Phase::Draining, now);
+        self.note_phase(cx, id, Phase::Draining, now);
     }
 
     pub(crate) fn remove_lane(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        self.end_capture_of(id, now);
-        if let Some(mut slot) = self.lanes.remove(id) {
+        self.end_capture_of(cx, id, now);
+        if let Some(mut slot) = cx.sockets.lanes.remove(id) {
             cx.hub.lane_gone(slot.peer);
             if let Some((streams, peer)) = slot.repair.take().zip(cx.peers.get_mut(slot.peer)) {
                 peer.data.give_up_repair(*streams);
             }
             let lane = name_of_lane(&slot);
-            if cx.peers.link_named(slot.peer, slot.session).is_some_and(|link| link.pool.forget_replaced(id))
-            {
-                cx.send_to_owner(lane, WorkerMessage::ReplacedGone { lane });
+            if cx.peers.link_named(lane.of).is_some_and(|link| link.pool.forget_replaced(id)) {
+                cx.lane_event(lane, LaneEvent::ReplacedGone);
             }
             cx.stats.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
             cx.effects.push_back(Effect::ReleaseSocket(slot.underlay));
         }
     }
 
-    /// Closes a dialled socket that no lane and no connection uses any more.
-    pub(crate) fn release_underlay(&self, cx: &mut Context, control: &Control, id: UnderlayId) {
-        let Sockets { factory, underlays, .. } = &mut cx.sockets;
-        let dialled = underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
-        let in_use = self.lanes.iter().any(|(_, slot)| slot.underlay == id)
-            || control.iter().any(|connection| connection.underlay == id);
-        if dialled && !in_use {
-            factory.close_underlay(underlays, id);
-        }
-    }
-
-    /// Applies a new limit on packets to a peer, in bytes of UDP payload, to the lanes that this worker hosts.
-    pub(crate) fn set_budget(
-        &mut self,
-        cx: &mut Context,
-        SessionRef { peer, session }: SessionRef,
-        largest: PathPacket,
-        now: Instant,
-    ) {
-        let Some(link) = cx.peers.link_named(peer, session) else { return };
-        let before = link.budget.bytes();
-        if link.budget.set(largest, now) {
-            cx.effects.push_back(Effect::Drain(peer));
-        }
-        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.replaced()).collect();
-        for lane in lanes {
-            if let Some(slot) = self.lanes.get_mut(lane) {
-                slot.size.set_budget(largest.bytes);
-            }
-        }
-        if before != largest.bytes {
-            throttled!(
-                debug,
-                cx.debug_lines.allow(now),
-                { peer = cx.peers.name(peer), bytes = largest.bytes },
-                "packet size"
-            );
-        }
-    }
-
-    /// Pings a peer on every lane that this worker hosts.
-    pub(crate) fn ask_for_life(&mut self, cx: &Context, id: PeerId) {
-        let Some(link) = cx.peers.link(id) else { return };
-        for lane in link.pool.lanes() {
-            if let Some(slot) = self.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
-                slot.core.request_ping();
-                self.lanes.touch(lane);
-            }
-        }
-    }
-
     pub(crate) fn lane_timeout(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
-        let Some(slot) = self.lanes.get_mut(id) else { return };
+        let Some(slot) = cx.sockets.lanes.get_mut(id) else { return };
         match slot.on_timeout(now) {
             Due::Nothing => {
                 if let Some(at) = slot.poll_timeout() {
@@ -364,7 +267,7 @@ impl LaneHost {
                 }
             }
             Due::Transmit => {
-                self.lanes.touch(id);
+                cx.sockets.lanes.touch(id);
                 self.note_silence(cx, id, now);
             }
             Due::Moved => self.lane_up(cx, id, now),
@@ -372,23 +275,108 @@ impl LaneHost {
             Due::Remove => self.remove_lane(cx, id, now),
         }
     }
-
-    /// Handles a path challenge on a lane. Unless it validates a new lane, a challenge on a dialled lane means that our packets reach
-    /// the far end from another address: most likely a NAT has forgotten all of our ports, not only this one.
-    pub(crate) fn lane_challenged(&mut self, cx: &mut Context, id: LaneId, data: [u8; 8], now: Instant) {
-        let Some(slot) = self.lanes.get_mut(id) else { return };
-        if !slot.paths.is_challenged_anew(data, TELL_INTERVAL, now) {
-            return;
-        }
-        let (peer, session) = (slot.peer, slot.session);
-        let dialled = cx.peers.link_named(peer, session).filter(|link| link.dialled);
-        if let Some(owner) = dialled.map(|link| link.pool.owner) {
-            cx.send(owner, WorkerMessage::Challenged { peer, session });
-        }
-    }
 }
 
 impl Context {
+    /// Tells the session owner if a lane has found a new size of packets that its path carries.
+    pub(crate) fn note_path_packet(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.sockets.lanes.get_mut(id) else { return };
+        let Some(found) = slot.take_path_packet() else { return };
+        let lane = name_of_lane(slot);
+        throttled!(
+            debug, self.debug_lines.allow(now), { peer = self.peers.name(lane.of.peer), lane = lane.opening.index, bytes = found.bytes, measured = found.measured },
+            "what the lane's path carries"
+        );
+        self.lane_event(lane, LaneEvent::Carries(found));
+    }
+
+    /// How long nothing was received on a lane while packets were outstanding, and the limit, once that is worth a look.
+    fn silence(&self, id: LaneId, now: Instant) -> Option<(Duration, Duration)> {
+        let slot = self.sockets.lanes.get(id)?;
+        let rtt = slot.core.rtt();
+        let limit = silence_limit(rtt);
+        let silence = now.saturating_duration_since(slot.core.silent_since()?);
+        // When the first probe is due while packets keep coming, or its answer if none came since.
+        let late = LEAST_LATENESS.max(rtt.pto() * 3 / 2);
+        let is_watched = self.peers.get(slot.peer).is_some_and(|peer| peer.data.is_watched);
+        let least = if is_watched { late.min(limit / 2) } else { limit / 2 };
+        let drains = matches!(slot.state, LaneState::Draining { .. });
+        (!drains && silence >= least).then_some((silence, limit))
+    }
+
+    /// Shares with all workers when a peer was heard on a lane.
+    pub(crate) fn note_heard(&mut self, id: LaneId, now: Instant) {
+        let Some(slot) = self.sockets.lanes.get(id) else { return };
+        let of = name_of_lane(slot).of;
+        let Some(at) = slot.core.last_heard().filter(|at| now.saturating_duration_since(*at) < LEAST_SILENCE)
+        else {
+            return;
+        };
+        self.hub.note_heard(of.peer, at);
+        if self.peers.link_named(of).is_some_and(|link| link.suspicions.unresponsive || link.suspicions.late)
+        {
+            self.tell_owner(of, ToOwner::Heard);
+        }
+    }
+
+    /// Closes a dialled socket that no lane and no connection uses any more.
+    pub(crate) fn release_underlay(&mut self, control: &Control, id: UnderlayId) {
+        let Sockets { factory, underlays, lanes, .. } = &mut self.sockets;
+        let dialled = underlays.get(id).is_some_and(|underlay| underlay.role == UdpRole::QuicDial);
+        let in_use = lanes.iter().any(|(_, slot)| slot.underlay == id)
+            || control.iter().any(|connection| connection.underlay == id);
+        if dialled && !in_use {
+            factory.close_underlay(underlays, id);
+        }
+    }
+
+    /// Applies a new limit on packets to a peer, in bytes of UDP payload, to the lanes that this worker hosts.
+    pub(crate) fn set_budget(&mut self, of: SessionRef, largest: PathPacket, now: Instant) {
+        let Some(link) = self.peers.link_named(of) else { return };
+        let before = link.budget.bytes();
+        if link.budget.set(largest, now) {
+            self.effects.push_back(Effect::Drain(of.peer));
+        }
+        let lanes: Vec<LaneId> = link.pool.lanes().chain(link.pool.replaced()).collect();
+        for lane in lanes {
+            if let Some(slot) = self.sockets.lanes.get_mut(lane) {
+                slot.size.set_budget(largest.bytes);
+            }
+        }
+        if before != largest.bytes {
+            throttled!(
+                debug,
+                self.debug_lines.allow(now),
+                { peer = self.peers.name(of.peer), bytes = largest.bytes },
+                "packet size"
+            );
+        }
+    }
+
+    /// Pings a peer on every lane that this worker hosts.
+    pub(crate) fn ask_for_life(&mut self, id: PeerId) {
+        let Some(link) = self.peers.link(id) else { return };
+        for lane in link.pool.lanes() {
+            if let Some(slot) = self.sockets.lanes.get_mut(lane).filter(|slot| slot.is_up()) {
+                slot.core.request_ping();
+                self.sockets.lanes.touch(lane);
+            }
+        }
+    }
+
+    /// Handles a path challenge on a lane. Unless it validates a new lane, a challenge on a dialled lane means that our packets reach
+    /// the far end from another address: most likely a NAT has forgotten all of our ports, not only this one.
+    pub(crate) fn lane_challenged(&mut self, id: LaneId, data: [u8; 8], now: Instant) {
+        let Some(slot) = self.sockets.lanes.get_mut(id) else { return };
+        if !slot.paths.is_challenged_anew(data, TELL_INTERVAL, now) {
+            return;
+        }
+        let of = name_of_lane(slot).of;
+        if self.peers.link_named(of).is_some_and(|link| link.dialled) {
+            self.tell_owner(of, ToOwner::Challenged);
+        }
+    }
+
     /// Gets the socket of a lane, and the address to send to if this end dials.
     fn lane_socket(
         &mut self,
@@ -403,7 +391,7 @@ impl Context {
             LanePort::Dial(remote) => match self.sockets.factory.dial(&mut self.sockets.underlays, remote) {
                 Ok(underlay) => Some((underlay, Some(remote))),
                 Err(error) => {
-                    let (peer, lane) = (self.peers.name(request.name.peer), request.name.index);
+                    let (peer, lane) = (self.peers.name(request.name.of.peer), request.name.opening.index);
                     throttled!(
                         warn, self.logs.lane_socket.allow(now), { peer, lane, %error },
                         "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
@@ -425,5 +413,8 @@ impl Context {
 
 /// Returns the name of a lane, by which messages between workers refer to it.
 pub(crate) fn name_of_lane(slot: &LaneSlot) -> LaneName {
-    LaneName { peer: slot.peer, session: slot.session, index: slot.index, epoch: slot.epoch }
+    LaneName {
+        of: SessionRef { peer: slot.peer, session: slot.session },
+        opening: OpeningId { index: slot.index, epoch: slot.epoch },
+    }
 }

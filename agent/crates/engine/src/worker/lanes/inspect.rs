@@ -8,17 +8,16 @@ use net::Gso;
 
 use crate::{
     status::{LaneDetails, LaneRates, LaneStatus},
-    worker::{context::Context, lanes::LaneHost},
+    worker::context::Context,
 };
 
 /// Limit on the lanes, and on the stream connections, in one worker's answer: a row takes about a microsecond.
 pub(crate) const MOST_LANES: usize = 4_096;
 
-impl LaneHost {
+impl Context {
     /// The rows of the lanes of one peer or of all, and the number of lanes beyond the limit.
     pub(crate) fn lane_rows(
         &self,
-        cx: &Context,
         chosen: Option<Option<PeerId>>,
         index: Option<u8>,
         now: Instant,
@@ -26,14 +25,12 @@ impl LaneHost {
         let wanted = |slot: &LaneSlot| {
             chosen.is_none_or(|peer| peer == Some(slot.peer)) && index.is_none_or(|index| index == slot.index)
         };
-        let mut wanted = self.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
-        let row = |slot: &LaneSlot| (slot.peer, cx.lane_row(slot, index.is_some(), now));
+        let mut wanted = self.sockets.lanes.iter().map(|(_, slot)| slot).filter(|slot| wanted(slot));
+        let row = |slot: &LaneSlot| (slot.peer, self.lane_row(slot, index.is_some(), now));
         let rows = wanted.by_ref().take(MOST_LANES).map(row).collect();
         (rows, wanted.count())
     }
-}
 
-impl Context {
     fn lane_row(&self, slot: &LaneSlot, detailed: bool, now: Instant) -> LaneStatus {
         let since = |at: Instant| now.saturating_duration_since(at).as_secs_f64();
         let socket = self.sockets.underlays.get(slot.underlay).map(|underlay| &underlay.socket);

@@ -9,7 +9,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use dataplane::lanes::{LaneId, Lanes};
+use dataplane::lanes::LaneId;
 
 use crate::capture::Capture;
 
@@ -19,10 +19,10 @@ pub(crate) mod inspect;
 pub(crate) mod publish;
 mod reports;
 
-/// The lanes that this worker hosts, whichever worker owns their session.
+/// What this worker does with the lanes that it hosts. They are in [`Sockets`](crate::worker::context::Sockets), because whatever
+/// sends needs both.
 #[derive(Default)]
 pub(crate) struct LaneHost {
-    pub(crate) lanes: Lanes,
     /// Captures of lanes for an operator; almost always none.
     captures: Vec<Armed>,
     limits: LaneLimits,

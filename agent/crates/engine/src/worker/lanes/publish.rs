@@ -20,12 +20,11 @@ use crate::{
     },
     worker::{
         context::Context,
-        lanes::LaneHost,
         report::stats::{IndexCounts, LaneBytes},
     },
 };
 
-impl LaneHost {
+impl Context {
     /// What is repaired between us and a peer, as this worker knows it.
     pub(crate) fn repair_of(&self, peer: &Peer, now: Instant) -> Option<RepairStatus> {
         let repairs = &peer.data.relay.repairs;
@@ -35,7 +34,8 @@ impl LaneHost {
             return None;
         }
         let link = peer.data.link.as_ref();
-        let lanes = link.iter().flat_map(|link| link.pool.lanes()).filter_map(|lane| self.lanes.get(lane));
+        let lanes =
+            link.iter().flat_map(|link| link.pool.lanes()).filter_map(|lane| self.sockets.lanes.get(lane));
         let plain = link.and_then(|link| link.plain.as_ref()).and_then(|plain| plain.repair.as_deref());
         let streams = lanes.filter_map(|slot| slot.repair.as_deref()).chain(plain);
         let streams: Vec<&LaneRepair> = streams.collect();
@@ -86,7 +86,7 @@ impl LaneHost {
         let owned = peer.data.link.as_ref().filter(|_| peer.session.is_some()).map(|link| OwnedLanes {
             up: link.pool.up.count_ones(),
             wanted: link.pool.wanted.into(),
-            packet_bytes: packet_bytes(peer, &self.lanes),
+            packet_bytes: packet_bytes(peer, &self.sockets.lanes),
         });
         // A removed peer has no queue any more.
         let (queue_packets, queue_bytes) =
@@ -109,18 +109,19 @@ impl LaneHost {
     }
 
     /// Sums over the lanes of each index.
-    pub(crate) fn lane_indices(&self, cx: &Context, packets: &[u64]) -> Vec<IndexCounts> {
+    pub(crate) fn lane_indices(&self, packets: &[u64]) -> Vec<IndexCounts> {
         let mut indices = Vec::new();
-        for (index, bytes) in cx.stats.retired.by_index.iter().enumerate() {
+        for (index, bytes) in self.stats.retired.by_index.iter().enumerate() {
             of_index(&mut indices, index).bytes.add(*bytes);
         }
-        for (_, slot) in self.lanes.iter() {
+        for (_, slot) in self.sockets.lanes.iter() {
             of_index(&mut indices, slot.index.into()).bytes.add(LaneBytes::of(slot.core.stats()));
         }
         for (index, packets) in packets.iter().enumerate().filter(|(_, packets)| **packets > 0) {
             of_index(&mut indices, index).packets = *packets;
         }
-        for (index, flows) in cx.stats.totals.lane_flows.iter().enumerate().filter(|(_, flows)| **flows > 0) {
+        for (index, flows) in self.stats.totals.lane_flows.iter().enumerate().filter(|(_, flows)| **flows > 0)
+        {
             of_index(&mut indices, index).flows = *flows;
         }
         indices

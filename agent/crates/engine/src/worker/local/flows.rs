@@ -17,7 +17,6 @@ use wire::context;
 
 use crate::worker::{
     context::{Context, timer::Timer},
-    lanes::LaneHost,
     local::DataPlane,
 };
 
@@ -76,14 +75,7 @@ impl Context {
 
 impl DataPlane {
     /// Ends a flow that has been idle for too long.
-    pub(crate) fn flow_timeout(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        peer: PeerId,
-        id: FlowId,
-        now: Instant,
-    ) {
+    pub(crate) fn flow_timeout(&mut self, cx: &mut Context, peer: PeerId, id: FlowId, now: Instant) {
         let Some(state) = cx.peers.get_mut(peer) else { return };
         let Some(flow) = state.data.relay.flows.get(id) else { return };
         let until = flow.last_active + flow.idle;
@@ -92,29 +84,22 @@ impl DataPlane {
             return;
         }
         state.data.relay.stats.flows_ended[FlowEnd::Idle] += 1;
-        self.close_flow(cx, host, peer, id, now);
+        self.close_flow(cx, peer, id, now);
     }
 
     /// The uplink to a peer: the path of datagrams from this worker.
     pub(crate) fn uplink<'a>(
         &'a mut self,
         cx: &'a mut Context,
-        host: &'a mut LaneHost,
         peer: PeerId,
         now: Instant,
     ) -> Option<Uplink<'a>> {
         let state = cx.peers.get_mut(peer)?;
-        Some(state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now))
+        Some(state.data.uplink(&mut cx.sockets.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now))
     }
 
     /// Handles a batch from a local socket; returns whether the socket may have more.
-    pub(crate) fn service_local(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        id: LocalId,
-        now: Instant,
-    ) -> bool {
+    pub(crate) fn service_local(&mut self, cx: &mut Context, id: LocalId, now: Instant) -> bool {
         if cx.stopping {
             // No more traffic is accepted; it stays in the kernel.
             return false;
@@ -136,7 +121,7 @@ impl DataPlane {
         }
         let Some(state) = cx.peers.get_mut(peer) else { return false };
         let mut uplink =
-            state.data.uplink(&mut host.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now);
+            state.data.uplink(&mut cx.sockets.lanes, &mut cx.sockets.underlays, &mut self.outgoing, now);
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
@@ -148,7 +133,7 @@ impl DataPlane {
             Local::Upstream { flow, .. } => uplink.upstream(&self.batch, flow),
         }
         cx.report_too_large(peer, now);
-        self.look_at_queue(cx, host, peer, now);
+        self.look_at_queue(cx, peer, now);
         true
     }
 
@@ -174,17 +159,10 @@ impl DataPlane {
     }
 
     /// Ends a flow, tells the far end, and closes the flow's socket to a service.
-    pub(crate) fn close_flow(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        id: PeerId,
-        flow: FlowId,
-        now: Instant,
-    ) {
+    pub(crate) fn close_flow(&mut self, cx: &mut Context, id: PeerId, flow: FlowId, now: Instant) {
         let Some(state) = cx.peers.get_mut(id) else { return };
         let Some(flow) = state.data.relay.remove_flow(flow) else { return };
-        if let Some(mut uplink) = self.uplink(cx, host, id, now) {
+        if let Some(mut uplink) = self.uplink(cx, id, now) {
             uplink.send_flow_message(flow.lane, context::Context::Closed(flow.number));
         }
         if let Origin::Upstream { socket, .. } = flow.origin {

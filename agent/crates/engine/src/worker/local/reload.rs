@@ -11,7 +11,6 @@ use dataplane::{
 
 use crate::worker::{
     context::{Context, Sockets, timer::index_u32},
-    lanes::LaneHost,
     local::DataPlane,
 };
 
@@ -36,7 +35,7 @@ impl Context {
 
 impl DataPlane {
     /// Opens and closes the ports of `[[udp]]`. A port that now leads to another peer or service keeps its socket.
-    pub(crate) fn follow_udp(&mut self, cx: &mut Context, host: &mut LaneHost, old: &Config, now: Instant) {
+    pub(crate) fn follow_udp(&mut self, cx: &mut Context, old: &Config, now: Instant) {
         let new = Arc::clone(&cx.config);
         for (index, forward) in new.udp.iter().enumerate() {
             let ingress = IngressId(index_u32(index));
@@ -50,7 +49,7 @@ impl DataPlane {
                 let ends =
                     |origin: &Origin| matches!(origin, Origin::Ingress { ingress: of, .. } if *of == ingress);
                 for id in cx.peers.ids() {
-                    self.end_flows_where(cx, host, id, now, ends);
+                    self.end_flows_where(cx, id, now, ends);
                 }
             }
             let Sockets { factory, locals, .. } = &mut cx.sockets;
@@ -80,7 +79,6 @@ impl DataPlane {
     pub(crate) fn end_flows_where(
         &mut self,
         cx: &mut Context,
-        host: &mut LaneHost,
         id: PeerId,
         now: Instant,
         ends: impl Fn(&Origin) -> bool,
@@ -92,7 +90,7 @@ impl DataPlane {
             if let Some(peer) = cx.peers.get_mut(id) {
                 peer.data.relay.stats.flows_ended[FlowEnd::Reconfigured] += 1;
             }
-            self.close_flow(cx, host, id, flow, now);
+            self.close_flow(cx, id, flow, now);
         }
     }
 }

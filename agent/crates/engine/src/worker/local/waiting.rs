@@ -26,7 +26,6 @@ use crate::{
             Context,
             timer::{Timer, index_u32},
         },
-        lanes::LaneHost,
         local::DataPlane,
     },
 };
@@ -36,14 +35,14 @@ const DRAIN_SHARE: usize = 128;
 
 impl DataPlane {
     /// Sends from the queues of all peers, a share from each in turn, while there is room.
-    pub(crate) fn drain_queues(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+    pub(crate) fn drain_queues(&mut self, cx: &mut Context, now: Instant) {
         let (all, first) = (index_u32(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
         let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.data.relay.queue.is_empty());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {
-            let uplink = self.uplink(cx, host, peer, now);
+            let uplink = self.uplink(cx, peer, now);
             let drained = uplink.map_or(Drained::Empty, |mut uplink| uplink.drain(DRAIN_SHARE));
             match drained {
                 Drained::Empty | Drained::Blocked(_) => {}
@@ -62,23 +61,17 @@ impl DataPlane {
     }
 
     /// Sends from the queue of a peer, while there is room and its rate lets it.
-    pub(crate) fn drain_queue(&mut self, cx: &mut Context, host: &mut LaneHost, peer: PeerId, now: Instant) {
-        let drained = self.uplink(cx, host, peer, now).map(|mut uplink| uplink.drain(usize::MAX));
+    pub(crate) fn drain_queue(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
+        let drained = self.uplink(cx, peer, now).map(|mut uplink| uplink.drain(usize::MAX));
         if let Some(Drained::Paced(at)) = drained {
             cx.timers.arm(Timer::Queue(peer), at);
         }
     }
 
     /// Something has come for a peer: sends what its rate lets go, and watches what has to wait.
-    pub(crate) fn look_at_queue(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        peer: PeerId,
-        now: Instant,
-    ) {
+    pub(crate) fn look_at_queue(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
         if cx.peers.get(peer).is_some_and(|state| state.data.is_reachable() && state.data.relay.is_paced()) {
-            self.drain_queue(cx, host, peer, now);
+            self.drain_queue(cx, peer, now);
         }
         cx.watch_queue(peer, now);
     }
@@ -88,32 +81,25 @@ impl DataPlane {
         &mut self,
         cx: &mut Context,
         control: &mut Control,
-        host: &mut LaneHost,
         id: UnderlayId,
         now: Instant,
     ) {
         control.unblocked(id);
         let lanes: Vec<LaneId> =
-            host.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
+            cx.sockets.lanes.iter().filter(|(_, slot)| slot.underlay == id).map(|(lane, _)| lane).collect();
         for lane in lanes {
-            host.lanes.touch(lane);
+            cx.sockets.lanes.touch(lane);
         }
-        self.drain_queues(cx, host, now);
+        self.drain_queues(cx, now);
     }
 
     /// Arms the timers that drop expired payloads in the send buffers of sockets without room.
-    pub(crate) fn watch_send_buffers(
-        &mut self,
-        cx: &mut Context,
-        control: &mut Control,
-        host: &mut LaneHost,
-        now: Instant,
-    ) {
+    pub(crate) fn watch_send_buffers(&mut self, cx: &mut Context, control: &mut Control, now: Instant) {
         for id in std::mem::take(&mut cx.sockets.underlays.evicted) {
-            self.unblocked(cx, control, host, id, now);
+            self.unblocked(cx, control, id, now);
         }
         while let Some(id) = cx.sockets.underlays.newly_blocked.pop() {
-            self.send_buffer_timeout(cx, control, host, id, now);
+            self.send_buffer_timeout(cx, control, id, now);
         }
     }
 
@@ -122,7 +108,6 @@ impl DataPlane {
         &mut self,
         cx: &mut Context,
         control: &mut Control,
-        host: &mut LaneHost,
         id: UnderlayId,
         now: Instant,
     ) {
@@ -133,7 +118,7 @@ impl DataPlane {
         }
         if expiry.emptied {
             // Younger payloads move up and leave as soon as there is room.
-            self.unblocked(cx, control, host, id, now);
+            self.unblocked(cx, control, id, now);
         }
     }
 }

@@ -1,47 +1,60 @@
 //! What a connected peer is told: rates, reports, services, repair, leave.
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use base::ids::PeerId;
-use config::Rate;
-use quinn_proto::ConnectionHandle;
-use wire::messages::{Features, Message};
+use config::{self, Config, Rate};
+use wire::messages::{self, Features, Message};
 
-use crate::worker::{context::Context, session::Sessions};
+use crate::worker::{
+    context::{Context, timer::index_u32},
+    session::Conn,
+};
 
-impl Sessions {
-    /// Asks a peer to leave if this agent drains, the peer has dialled it, and knows what that means.
-    pub(crate) fn ask_to_leave(&mut self, cx: &Context, id: PeerId) {
-        if !self.control.acceptor.is_closed() || cx.stopping {
-            return;
+impl Conn<'_> {
+    /// Tells the peer which of its settings have changed.
+    pub(crate) fn follow(&mut self, old: &config::Peer, now: Instant) {
+        let new = Arc::clone(&self.data.config);
+        if old.services != new.services {
+            self.offer_services();
         }
-        let session = cx.peers.session(id).filter(|session| !session.agreed.dialled);
-        let able = session.filter(|session| session.agreed.hello.features.contains(Features::LEAVE));
-        if let Some(session) = able {
-            self.control.send(session.handle, &Message::Leave);
+        if old.rate != new.rate {
+            self.ask_for_reports(now);
+        }
+        if old.rate_receive != new.rate_receive {
+            self.tell_rate(true);
+        }
+        if old.repair != new.repair {
+            self.tell_packet_repair(true);
+            self.warn_of_missing_repair(now);
         }
     }
 
-    /// Sends a connected peer the services that it may use, if they have changed since they were last sent.
-    pub(crate) fn offer_services(&mut self, cx: &Context, id: PeerId) {
-        let services = cx.services_for(id);
-        let Some(handle) = cx.peers.session(id).map(|session| session.handle) else { return };
-        if self.control.get(handle).is_some_and(|connection| !connection.has_told(&services)) {
-            self.control.send(handle, &Message::ServicesChanged(services));
+    /// Asks the peer to leave, because this agent drains, if the peer has dialled it and knows what that means.
+    pub(crate) fn ask_to_leave(&mut self) {
+        if !self.session.agreed.dialled && self.knows(Features::LEAVE) {
+            self.control.send(&Message::Leave);
         }
     }
 
-    /// Tells a connected peer whether this end wants reports about its lanes. Warns if it does and there are none to be had.
-    pub(crate) fn ask_for_reports(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let account = cx.hub.rate(id);
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        let (Some(session), Some(link)) = (&mut peer.session, &peer.data.link) else { return };
-        let is_able = !link.is_standard() && session.agreed.hello.features.contains(Features::REPORTS);
-        account.set_measurable(is_able, now);
-        let wanted = peer.data.config.rate == Some(Rate::Auto);
-        if is_able && wanted != session.wants_reports {
-            self.control.send(session.handle, &Message::ReportsWanted { wanted });
-            session.wants_reports = wanted;
+    /// Sends the peer the services that it may use, if they have changed since they were last sent.
+    pub(crate) fn offer_services(&mut self) {
+        let services = services_for(self.cx.config, &self.data.config);
+        if !self.control.has_told(&services) {
+            self.control.send(&Message::ServicesChanged(services));
+        }
+    }
+
+    /// Tells the peer whether this end wants reports about its lanes. Warns if it does and there are none to be had.
+    pub(crate) fn ask_for_reports(&mut self, now: Instant) {
+        let knows = self.knows(Features::REPORTS);
+        let Some(link) = &self.data.link else { return };
+        let is_able = !link.is_standard() && knows;
+        self.cx.hub.rate(self.data.id).set_measurable(is_able, now);
+        let wanted = self.data.config.rate == Some(Rate::Auto);
+        if is_able && wanted != self.session.wants_reports {
+            self.control.send(&Message::ReportsWanted { wanted });
+            self.session.wants_reports = wanted;
         }
         if wanted && !is_able {
             let why = if link.is_standard() {
@@ -50,40 +63,61 @@ impl Sessions {
                 "the peer's version reports nothing"
             };
             throttled!(
-                warn, peer.throttles.unmeasured.allow(now),
-                { peer = &**peer.name(), why, rate_max = peer.data.config.rate_max },
+                warn, self.throttles.unmeasured.allow(now),
+                { peer = self.name(), why, rate_max = self.data.config.rate_max },
                 "peer.rate = \"auto\" cannot be measured; only peer.rate_max limits what is sent (remedy: lanes and this version at \
                  both ends, or a number as peer.rate)"
             );
         }
     }
 
-    /// Tells a peer the most that it should send, if that is limited.
-    pub(crate) fn ask_for_rate(&mut self, cx: &Context, id: PeerId, handle: ConnectionHandle) {
-        if let Some(bits_per_second) = cx.peers.get(id).and_then(|peer| peer.data.config.rate_receive) {
-            self.control.send(handle, &Message::ReceiveRate { bits_per_second });
+    /// Tells the peer the most that it should send; at first only if that is limited.
+    pub(crate) fn tell_rate(&mut self, always: bool) {
+        let limit = self.data.config.rate_receive;
+        if always || limit.is_some() {
+            self.control.send(&Message::ReceiveRate { bits_per_second: limit.unwrap_or(0) });
         }
     }
 
-    /// Tells a connected peer how we repair the IP packets that we send, if it can do its part; at first only if we do.
-    pub(crate) fn tell_packet_repair(&mut self, cx: &Context, id: PeerId, always: bool) {
-        let Some(peer) = cx.peers.get(id) else { return };
-        let terms = peer.data.config.repair.terms.in_use();
-        let session =
-            peer.session.as_ref().filter(|session| session.agreed.hello.features.contains(Features::REPAIR));
-        if let Some(session) = session.filter(|_| always || terms.is_some()) {
-            self.control.send(session.handle, &Message::PacketRepair(terms));
+    /// Tells the peer how we repair the IP packets that we send, if it can do its part; at first only if we do.
+    pub(crate) fn tell_packet_repair(&mut self, always: bool) {
+        let terms = self.data.config.repair.terms.in_use();
+        if self.knows(Features::REPAIR) && (always || terms.is_some()) {
+            self.control.send(&Message::PacketRepair(terms));
         }
     }
 
-    /// Tells a connected peer that the most that it should send has changed.
-    pub(crate) fn rate_receive_changed(&mut self, cx: &Context, id: PeerId) {
-        let Some(peer) = cx.peers.get(id) else { return };
-        if let Some(session) = &peer.session {
-            let bits_per_second = peer.data.config.rate_receive.unwrap_or(0);
-            self.control.send(session.handle, &Message::ReceiveRate { bits_per_second });
+    /// Warns that the peer cannot repair what is to be repaired.
+    pub(crate) fn warn_of_missing_repair(&mut self, now: Instant) {
+        let services = services_for(self.cx.config, &self.data.config);
+        let services = services.iter().filter(|service| service.repair.is_some()).count();
+        let packets = self.data.config.repair.terms.in_use().is_some();
+        if !self.knows(Features::REPAIR) && (services > 0 || packets) {
+            throttled!(
+                warn, self.throttles.no_repair.allow(now),
+                { peer = self.name(), software = &*self.session.agreed.software, services, packets },
+                "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
+            );
         }
     }
+
+    /// Whether the peer's hello offers a feature.
+    fn knows(&self, feature: Features) -> bool {
+        self.session.agreed.hello.features.contains(feature)
+    }
+}
+
+/// The services of this agent that a peer may use.
+pub(super) fn services_for(config: &Config, peer: &config::Peer) -> Vec<messages::Service> {
+    let services = peer.services.iter().filter_map(|index| {
+        let service = config.services.get(*index)?;
+        let (udp, tcp, idle) = (service.udp, service.tcp, service.idle);
+        let name = service.name.to_string();
+        let fragment = service.oversize == config::Oversize::Fragment;
+        let (number, repair) = (index_u32(*index), service.repair.in_use().filter(|_| udp));
+        (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair })
+    });
+    services.collect()
 }
 
 impl Context {
@@ -132,23 +166,6 @@ impl Context {
             suppressed,
             "the peer does not offer services that our forwards need (remedy: {}add them to `services` of our [[peer]] there)",
             near.as_deref().unwrap_or_default()
-        );
-    }
-
-    /// Warns that a peer cannot repair what is to be repaired.
-    pub(crate) fn warn_of_missing_repair(&mut self, id: PeerId, now: Instant) {
-        let services = self.services_for(id).iter().filter(|service| service.repair.is_some()).count();
-        let Some(peer) = self.peers.get_mut(id) else { return };
-        let packets = peer.data.config.repair.terms.in_use().is_some();
-        let Some(session) = &peer.session else { return };
-        let able = session.agreed.hello.features.contains(Features::REPAIR);
-        if able || services == 0 && !packets {
-            return;
-        }
-        throttled!(
-            warn, peer.throttles.no_repair.allow(now),
-            { peer = &**peer.name(), software = &*session.agreed.software, services, packets },
-            "the peer cannot repair lost payloads: they travel plain (remedy: a newer version there)"
         );
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use base::ids::PeerId;
-use quinn_proto::{ConnectionHandle, Side};
+use quinn_proto::ConnectionHandle;
 use wire::messages::CloseReason;
 
 use crate::{
@@ -59,7 +59,6 @@ impl Sessions {
         why == Some(CloseReason::Replaced)
             && session.agreed.dialled
             && !session.leaving
-            && self.control.get(handle).is_some_and(|connection| connection.side() == Side::Client)
             && !others.any(|other| self.control.get(other).is_some_and(newer))
     }
 }

@@ -102,13 +102,7 @@ impl Sessions {
             cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
             return;
         };
-        self.control.set_congestion(
-            handle,
-            peer.data.config.congestion,
-            peer.data.config.thin,
-            cx.hub.rate(id),
-            now,
-        );
+        self.control.set_congestion(handle, &peer.data.config, cx.hub.rate(id), now);
         if peer.dialler.is_first() {
             tracing::info!(peer = &*name, %remote, "dialling");
         } else {
@@ -208,27 +202,24 @@ impl Sessions {
     ) {
         let Some(connection) = self.control.get(handle) else { return };
         let (peer, side) = (connection.identity.peer(), connection.side());
-        let words = causes::in_words(reason);
-        if let Some(id) = peer
-            && self.stream_connection_lost(cx, id, handle, Some(reason), now)
-        {
-            return;
-        }
+        let (words, close) = (causes::in_words(reason), CloseReason::of(reason));
         let Some(id) = peer else {
             cx.stats.totals.handshakes.failed += 1;
             throttled!(debug, cx.debug_lines.allow(now), { %reason }, "a handshake that another started has failed");
             return;
         };
+        if self.stream_connection_lost(cx, id, handle, Some(reason), now) {
+            return;
+        }
         // One that a newer one of ours replaced did not fail: a slow CPU dials again before it has an answer.
         let is_attempt = !cx.peers.is_session(id, handle) && side == Side::Client;
-        if is_attempt && CloseReason::of(reason) != Some(CloseReason::Replaced) {
+        if is_attempt && close != Some(CloseReason::Replaced) {
             cx.stats.totals.handshakes.failed += 1;
-            if CloseReason::of(reason) != Some(CloseReason::PresharedKey) {
+            if close != Some(CloseReason::PresharedKey) {
                 let failure = cx.diagnose(id, reason, now);
                 cx.report_failure(id, failure, now);
             }
         }
-        let close = CloseReason::of(reason);
         let is_ousted = self.is_ousted(cx, id, handle, close);
         if close == Some(CloseReason::KeyRemoved)
             && let Some(peer) = cx.peers.get_mut(id)
@@ -239,7 +230,7 @@ impl Sessions {
         if is_ousted {
             cx.report_ousted(id, now);
         }
-        if CloseReason::of(reason) == Some(CloseReason::PresharedKey) {
+        if close == Some(CloseReason::PresharedKey) {
             cx.key_refused_by_peer(id, now);
         }
     }

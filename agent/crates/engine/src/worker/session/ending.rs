@@ -50,7 +50,7 @@ impl Sessions {
 
     /// How far this worker has come with draining; nothing if it does not.
     pub(crate) fn drained(&self, cx: &Context) -> Drained {
-        if !self.control.acceptor.is_closed() {
+        if !self.drains() {
             return Drained::default();
         }
         let inbound = |id: &PeerId| cx.peers.session(*id).is_some_and(|session| !session.agreed.dialled);
@@ -103,8 +103,9 @@ impl Sessions {
     ) {
         let Some(session) = cx.peers.get_mut(id).and_then(|peer| peer.session.take()) else { return };
         cx.effects.push_back(Effect::AbortForwards(session.handle));
-        cx.hub.end(id, session.id, cx.id.index);
-        cx.effects.push_back(Effect::Message(WorkerMessage::Disconnected { peer: id, session: session.id }));
+        let of = SessionRef { peer: id, session: session.id };
+        cx.hub.end(of, cx.id.index);
+        cx.effects.push_back(Effect::Message(WorkerMessage::Disconnected { of }));
         match close {
             Some(CloseReason::Replaced) if session.leaving => {
                 self.left.push(session.handle);
@@ -217,7 +218,6 @@ impl Sessions {
                 PeerOrigin::Open => tracing::debug!(peer = &**peer.name(), "peer of open mode removed"),
             }
         }
-        let session = peer.data.link.as_ref().map(|link| link.session);
         // The attempts are among the connections that are closed below.
         drop(peer.dialler.stop());
         peer.dialler.forget_lookups();
@@ -225,9 +225,9 @@ impl Sessions {
             cx.sockets.factory.release(token);
         }
         self.end_session(cx, id, Some(CloseReason::KeyRemoved), now);
-        if let Some(session) = session {
+        if let Some(of) = cx.peers.linked(id) {
             // Whichever worker owns the session.
-            self.link_down(cx, host, SessionRef { peer: id, session }, now);
+            self.link_down(cx, host, of, now);
         }
         self.end_stream_connections(cx, id, CloseReason::KeyRemoved, now);
         for handle in self.control.handles() {

@@ -87,7 +87,6 @@ impl Sessions {
         let id = agreed.peer;
         self.control.established(handle, now);
         cx.hub.rate(id).set_granted(None, now);
-        self.ask_for_rate(cx, id, handle);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Connected { dialled, wanted, hello, software, remote, .. } = &**agreed;
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();
@@ -129,6 +128,9 @@ impl Sessions {
         });
         cx.stats.totals.handshakes.established += 1;
         self.link_up(cx, data, host, agreed, now);
-        self.ask_for_reports(cx, id, now);
+        if let Some(mut conn) = self.conn(cx, id) {
+            conn.tell_rate(false);
+            conn.ask_for_reports(now);
+        }
     }
 }

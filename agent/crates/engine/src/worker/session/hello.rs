@@ -21,7 +21,7 @@ use gate::{
     identity::PublicKey,
     refusals::{Refusal, Why},
 };
-use quinn_proto::ConnectionHandle;
+use quinn_proto::{ConnectionHandle, Side};
 use wire::messages::{self, CloseReason, Hello, Message, MessageError, MessageFault};
 
 use crate::{
@@ -31,7 +31,11 @@ use crate::{
         context::{Context, largest_packet, parity, timer::Timer},
         device::Tunnel,
         report::stats::Ceiling,
-        session::Sessions,
+        session::{
+            Sessions,
+            announce::services_for,
+            preshared::{self, keys_for},
+        },
     },
 };
 
@@ -94,23 +98,58 @@ impl Sessions {
         }
     }
 
-    /// Whether the dialler of a connection has proved, with its hello or join, that it holds the private key of `named`.
+    /// Whether the dialler of a connection has proved, with its hello or join, that it holds the private key that TLS has seen; if not,
+    /// the connection is closed.
     ///
     /// TLS has checked a signature already. But a knock can be forged with our own private key, so a client that was admitted by a
     /// knock must sign once more, bound to this connection.
-    pub(crate) fn possesses(
-        &self,
+    pub(crate) fn is_possessed(
+        &mut self,
+        cx: &mut Context,
         handle: ConnectionHandle,
-        named: &[u8; 32],
         proof: Option<&[u8; messages::SIGNATURE_BYTES]>,
+        now: Instant,
     ) -> bool {
         let Some(connection) = self.control.get(handle) else { return false };
-        match (proof, connection.identity.admission()) {
-            (None, admission) => admission.is_none(),
-            (Some(signature), _) => connection.exported().is_some_and(|exported| {
-                PublicKey(*named).verify(&messages::possession(&exported), signature)
-            }),
+        let is_right = match proof {
+            None => connection.identity.admission().is_none(),
+            Some(signature) => {
+                connection.identity.key().zip(connection.exported()).is_some_and(|(key, exported)| {
+                    PublicKey(key).verify(&messages::possession(&exported), signature)
+                })
+            }
+        };
+        if !is_right {
+            self.note_refusal(handle, Why::Possession, now);
+            self.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
         }
+        is_right
+    }
+
+    /// Takes the hello of a connection that is no session yet, and answers its dialler. Returns false if the connection was closed.
+    pub(crate) fn take_hello(
+        &mut self,
+        cx: &mut Context,
+        tunnel: &Tunnel,
+        handle: ConnectionHandle,
+        peer: PeerId,
+        hello: &Hello,
+        now: Instant,
+    ) -> bool {
+        let is_server = self.control.get(handle).is_some_and(|connection| connection.side() == Side::Server);
+        if is_server && !self.is_possessed(cx, handle, hello.possession.as_ref(), now) {
+            return false;
+        }
+        let Some(mut line) = self.control.line(handle) else { return false };
+        if let Err(why) = preshared::settle(&mut line, keys_for(cx, peer), hello, &hello.preshared_keys) {
+            self.refuse_for_key(cx, handle, peer, why, now);
+            return false;
+        }
+        if is_server {
+            let answer = self.hello(cx, tunnel, peer, handle, None);
+            self.control.send(handle, &answer);
+        }
+        true
     }
 
     /// Makes our hello to `peer`.
@@ -122,17 +161,21 @@ impl Sessions {
         handle: ConnectionHandle,
         possession: Option<[u8; messages::SIGNATURE_BYTES]>,
     ) -> Message {
-        let services = cx.services_for(peer);
+        let services = cx.peers.get(peer).map(|peer| services_for(&cx.config, &peer.data.config));
         Message::Hello(Hello {
             instance: self.instance,
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
             workers: u16::from(cx.id.count),
             max_lanes: self.most_lanes,
             max_datagram_packet: largest_packet(&cx.config),
-            services,
+            services: services.unwrap_or_default(),
             features: tunnel.features().without(self.withheld),
             possession,
-            preshared_keys: self.show_keys(cx, handle, peer),
+            preshared_keys: self
+                .control
+                .line(handle)
+                .map(|mut line| preshared::show(&mut line, keys_for(cx, peer)))
+                .unwrap_or_default(),
         })
     }
 

@@ -8,7 +8,7 @@ use dataplane::{
     hand_off::Kind,
     lanes::{LaneId, Plain, Pool},
     peer::{Link, Suspicions},
-    relay::{DropReason, NO_LANE, Origin},
+    relay::{DropReason, NO_LANE, Origin, Settlement},
 };
 use wire::{
     join,
@@ -22,7 +22,7 @@ use crate::{
         context::{Context, Effect, largest_packet},
         lanes::LaneHost,
         local::{DataPlane, drop_outdated},
-        session::Sessions,
+        session::{Sessions, stream_connections::handles},
     },
 };
 
@@ -41,8 +41,8 @@ impl Sessions {
         if cx.stopping || !cx.peers.is_live(id) {
             return;
         }
-        if let Some(old) = cx.peers.link(id).map(|link| link.session) {
-            self.link_down(cx, host, SessionRef { peer: id, session: old }, now);
+        if let Some(old) = cx.peers.linked(id) {
+            self.link_down(cx, host, old, now);
         }
         self.stop_dialling(cx, id, now);
         let standard = wanted == 0;
@@ -85,9 +85,8 @@ impl Sessions {
         if same_process {
             self.ping_stream_connections(cx, id);
         } else {
-            let handles = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
-            let ends = handles.map(|stream| Effect::EndStream { peer: id, handle: stream.handle });
-            cx.effects.extend(ends.collect::<Vec<_>>());
+            let ends = handles(cx, id).into_iter().map(|handle| Effect::EndStream { peer: id, handle });
+            cx.effects.extend(ends);
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if !same_process {
@@ -125,15 +124,13 @@ impl Sessions {
         for lane in lanes.into_iter().chain(link.pool.replaced()) {
             host.drain_lane(cx, lane, now);
         }
-        let mut plain = link.plain;
-        if let Some(streams) = plain.as_mut().and_then(|plain| plain.repair.take())
-            && let Some(peer) = cx.peers.get_mut(id)
-        {
-            peer.data.give_up_repair(*streams);
-        }
-        for frame in plain.into_iter().flat_map(Plain::into_frames).filter(|frame| frame.counted) {
-            drop(frame);
-            cx.settle_plain(id, DropReason::LaneClosed);
+        if let Some((mut plain, peer)) = link.plain.zip(cx.peers.get_mut(id)) {
+            if let Some(streams) = plain.repair.take() {
+                peer.data.give_up_repair(*streams);
+            }
+            let frames = plain.into_frames().filter(|frame| frame.counted);
+            let (payloads, dropped) = (frames.count() as u64, Some(DropReason::LaneClosed));
+            peer.data.relay.settle_uplink(Settlement { peer: id, payloads, dropped });
         }
         self.note_carrier(cx, id);
         cx.effects.push_back(Effect::WakeListeners(id));
@@ -161,8 +158,8 @@ impl Context {
     }
 
     /// Notes which lanes of a session are up, as bits, and how many are wanted.
-    pub(crate) fn set_lanes(&mut self, SessionRef { peer, session }: SessionRef, up: u64, wanted: u8) {
-        let Some(link) = self.peers.link_named(peer, session) else { return };
+    pub(crate) fn set_lanes(&mut self, of: SessionRef, up: u64, wanted: u8) {
+        let Some(link) = self.peers.link_named(of) else { return };
         let more = up & !link.pool.up != 0;
         let resized = wanted != link.pool.wanted;
         link.pool.up = up;
@@ -170,16 +167,16 @@ impl Context {
             link.pool.wanted = wanted;
         }
         if resized {
-            self.settle_flows(peer);
+            self.settle_flows(of.peer);
         }
         if more {
-            self.effects.push_back(Effect::Drain(peer));
+            self.effects.push_back(Effect::Drain(of.peer));
         }
     }
 
     /// The peer offers other services.
     pub(crate) fn services_changed(&mut self, of: SessionRef, services: Vec<messages::Service>) {
-        if self.peers.link_named(of.peer, of.session).is_some()
+        if self.peers.link_named(of).is_some()
             && let Some(peer) = self.peers.get_mut(of.peer)
         {
             self.stats.work.walked += peer.data.relay.set_services(&services) as u64;
@@ -188,7 +185,7 @@ impl Context {
 
     /// The peer says how it repairs the IP packets that it sends.
     pub(crate) fn packet_repair_changed(&mut self, of: SessionRef, terms: Option<Terms>) {
-        if self.peers.link_named(of.peer, of.session).is_some()
+        if self.peers.link_named(of).is_some()
             && let Some(peer) = self.peers.get_mut(of.peer)
         {
             peer.data.relay.repairs.packets = terms;

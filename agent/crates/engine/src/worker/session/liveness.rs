@@ -5,18 +5,19 @@
 
 use std::time::{Duration, Instant};
 
-use base::ids::{PeerId, SessionId, SessionRef};
+use base::ids::{PeerId, SessionRef};
 use dataplane::peer::Suspicion;
 use quinn_proto::{ConnectionHandle, ConnectionStats};
 use wire::messages::Message;
 
 use crate::{
     control::liveness::{Finding, FrameCounts, LEAST_SILENCE, Look},
-    hub::WorkerMessage,
+    hub::{ToOwner, WorkerMessage},
+    peer::Session,
     worker::{
         context::{Context, Effect, timer::HOUSEKEEPING_INTERVAL},
-        lanes::{LaneHost, host::TELL_INTERVAL},
-        session::Sessions,
+        lanes::host::TELL_INTERVAL,
+        session::{Conn, Sessions},
     },
 };
 
@@ -52,81 +53,85 @@ pub(crate) const IN_USE: Duration = Duration::from_secs(10);
 /// this time once in fourteen times. A new connection would fare no better, and this one is pinged again before it ends.
 pub(crate) const LEAST_CONTROL_SILENCE: Duration = Duration::from_secs(4);
 
-impl Sessions {
-    /// Once a second: checks whether a peer answers on the control connection.
-    pub(crate) fn check_control(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(session) = cx.peers.session(id) else { return };
-        let (name, handle) = (session.id, session.handle);
-        let of = SessionRef { peer: id, session: name };
-        let has_lanes = session.openings.wanted > 0;
-        let is_laneless = session.agreed.dialled && has_lanes && session.openings.mask() == 0;
-        let (waits, was_laneless) = (session.liveness.waits, session.laneless_since.is_some());
-        if !self.control.take_changed(handle) && !waits && !is_laneless && !was_laneless {
+impl Conn<'_> {
+    /// Once a second: checks whether the peer answers on the control connection.
+    pub(crate) fn check_control(&mut self, now: Instant) {
+        let Session { openings, agreed, liveness, laneless_since, .. } = &mut *self.session;
+        let (dialled, has_lanes) = (agreed.dialled, openings.wanted > 0);
+        let is_laneless = dialled && has_lanes && openings.mask() == 0;
+        let (waited, was_laneless) = (liveness.waits, laneless_since.is_some());
+        if !self.control.take_changed() && !waited && !is_laneless && !was_laneless {
             // Nothing was sent since the last look, which found that the far end answers.
             return;
         }
-        let Some(quinn) = self.control.get(handle).map(|connection| connection.quinn()) else { return };
-        let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
-        let Some(session) = cx.peers.session_mut(id) else { return };
-        let waited = session.liveness.waits;
-        let finding = session.liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now);
-        let (begins, dialled) = (session.liveness.waits && !waited, session.agreed.dialled);
-        let since = is_laneless.then(|| session.laneless_since.unwrap_or(now));
-        session.laneless_since = since;
-        let answered = session.liveness.silence(now);
+        let (stats, rtt) = (self.control.quinn().stats(), self.control.quinn().rtt());
+        let heard = self.cx.hub.silence(self.data.id, now);
+        let seen = Look { frames: counts(&stats), lanes: heard, rtt };
+        let finding = liveness.look(seen, LEAST_CONTROL_SILENCE.max(rtt * 6), now);
+        let begins = liveness.waits && !waited;
+        let since = is_laneless.then(|| laneless_since.unwrap_or(now));
+        *laneless_since = since;
+        let answered = liveness.silence(now);
         if begins && dialled && has_lanes {
             // If a NAT gave us another address, the far end cannot answer packets as short as pings.
-            self.control.send(handle, &Message::Here);
+            self.control.send(&Message::Here);
         } else if finding != Finding::Answers || is_laneless {
             // A session without lanes cannot become unresponsive on one.
-            if let Some(quinn) = self.control.quinn(handle) {
-                quinn.ping();
-            }
+            self.control.ping();
         }
         // As long as for a lane request that is not answered: the peer may be gone since just after the handshake.
         let limit = LEAST_SILENCE.max(rtt * 6);
         if since.is_some_and(|since| answered.min(now.saturating_duration_since(since)) >= limit) {
-            cx.suspect(of, Suspicion::Unresponsive, true);
-            return;
+            return self.suspect(Suspicion::Unresponsive, true);
         }
-        let is_unresponsive = cx.peers.link_named(id, name).is_some_and(|link| link.suspicions.unresponsive);
+        let is_unresponsive = self.link().is_some_and(|link| link.suspicions.unresponsive);
         if finding != Finding::Answers && has_lanes && !is_unresponsive {
             // Idle lanes must show whether the peer is alive.
-            cx.broadcast(|| WorkerMessage::AskForLife { peer: id, session: name });
+            self.ask_for_life();
         }
         match finding {
-            Finding::Answers => cx.suspect(of, Suspicion::ControlDead, false),
+            Finding::Answers => self.suspect(Suspicion::ControlDead, false),
             Finding::Waits => {}
-            Finding::ControlDead => cx.suspect(of, Suspicion::ControlDead, true),
+            Finding::ControlDead => self.suspect(Suspicion::ControlDead, true),
         }
+    }
+
+    /// Tells all workers that a suspicion of the session holds, or no longer does, if that is new.
+    pub(crate) fn suspect(&mut self, suspicion: Suspicion, holds: bool) {
+        if self.link().is_some_and(|link| *link.suspicions.of(suspicion) != holds) {
+            let of = self.of();
+            self.cx.totals.sessions_suspected[suspicion] += u64::from(holds);
+            self.cx.broadcast(|| WorkerMessage::Suspect { of, suspicion, holds });
+        }
+    }
+
+    /// Notes that the peer is heard, so it is neither unresponsive nor late.
+    pub(crate) fn heard(&mut self) {
+        self.suspect(Suspicion::Unresponsive, false);
+        self.suspect(Suspicion::Late, false);
     }
 
     /// Sends a packet on the control connection and on each lane to show the peer our address: it cannot follow us before it receives
     /// a packet from there (RFC 9000 §9.3), and has no other means to ask.
-    pub(crate) fn address_suspect(&mut self, cx: &mut Context, peer: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = cx.peers.session_named(peer, name) else { return };
-        if session.here_sent.is_some_and(|at| now.saturating_duration_since(at) < TELL_INTERVAL) {
-            return;
+    pub(super) fn address_suspect(&mut self, now: Instant) {
+        if self.session.here_sent.is_none_or(|at| now.saturating_duration_since(at) >= TELL_INTERVAL) {
+            self.session.here_sent = Some(now);
+            self.control.send(&Message::Here);
+            self.ask_for_life();
         }
-        session.here_sent = Some(now);
-        let handle = session.handle;
-        self.control.send(handle, &Message::Here);
-        cx.broadcast(|| WorkerMessage::AskForLife { peer, session: name });
     }
 
     /// Handles a dialled peer that is at another address. A lane follows it, but a control connection cannot (RFC 9000 §9): unless
     /// the peer still answers at the old address, a new connection replaces the old one.
-    pub(crate) fn listener_moved(&mut self, cx: &mut Context, peer: PeerId, name: SessionId) {
-        let Some(session) = cx.peers.session_named(peer, name) else { return };
-        if let Some(quinn) = self.control.quinn(session.handle) {
-            quinn.ping();
-        }
-        cx.suspect(SessionRef { peer, session: name }, Suspicion::ControlDead, true);
+    pub(super) fn listener_moved(&mut self) {
+        self.control.ping();
+        self.suspect(Suspicion::ControlDead, true);
     }
+}
 
+impl Sessions {
     /// Keeps idle lanes of a dialled session alive, each of which has a NAT mapping of its own, and the control connection.
-    pub(crate) fn keep_alive(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
+    pub(crate) fn keep_alive(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Some(link) = peer.data.link.as_ref().filter(|link| link.dialled) else { return };
         // Early enough that an unresponsive peer is found before the interval is over.
@@ -134,11 +139,11 @@ impl Sessions {
         let mut is_idle = false;
         if let Some(interval) = peer.data.config.keepalive {
             for lane in link.pool.lanes() {
-                let Some(slot) = host.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
+                let Some(slot) = cx.sockets.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
                 let last = slot.core.last_heard().unwrap_or_else(|| slot.meter.opened());
                 if now.saturating_duration_since(last) >= early(interval) {
                     slot.core.request_ping();
-                    host.lanes.touch(lane);
+                    cx.sockets.lanes.touch(lane);
                     is_idle = true;
                 }
             }
@@ -160,17 +165,18 @@ impl Sessions {
     pub(crate) fn set_suspicion(
         &mut self,
         cx: &mut Context,
-        SessionRef { peer: id, session }: SessionRef,
+        of: SessionRef,
         suspicion: Suspicion,
         holds: bool,
         now: Instant,
     ) {
-        let Some(link) = cx.peers.link_named(id, session) else { return };
+        let id = of.peer;
+        let Some(link) = cx.peers.link_named(of) else { return };
         *link.suspicions.of(suspicion) = holds;
         let is_well = !link.suspicions.any() && !link.suspicions.leaving;
         self.note_carrier(cx, id);
         match (suspicion, holds) {
-            (Suspicion::Unresponsive, true) => cx.became_unresponsive(id, session, now),
+            (Suspicion::Unresponsive, true) => cx.became_unresponsive(of, now),
             (Suspicion::ControlDead, true) => {
                 let what =
                     "the peer does not answer on the control connection, only on lanes; dialling it anew";
@@ -200,8 +206,8 @@ impl Sessions {
     }
 
     /// Looks for another path to an unresponsive peer.
-    pub(crate) fn seek(&mut self, cx: &mut Context, host: &mut LaneHost, id: PeerId, now: Instant) {
-        let moved = self.follow_route(cx, host, id, now);
+    pub(crate) fn seek(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let moved = self.follow_route(cx, id, now);
         // From another address the session may be answered, whereas a new session would cost its TCP forwards.
         let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
         cx.dial_anew(id, delay, "the peer is unresponsive; dialling it anew", now);
@@ -211,28 +217,9 @@ impl Sessions {
 impl Context {
     /// Pings a peer on all connections and lanes of its session.
     pub(crate) fn ask_the_session(&mut self, peer: PeerId) {
-        let Some((session, owner)) = self.peers.link(peer).map(|link| (link.session, link.pool.owner)) else {
-            return;
-        };
-        self.broadcast(|| WorkerMessage::AskForLife { peer, session });
-        self.send(owner, WorkerMessage::Challenged { peer, session });
-    }
-
-    /// Tells all workers that a suspicion of this worker's session holds, or no longer does, if that is new.
-    pub(crate) fn suspect(&mut self, of: SessionRef, suspicion: Suspicion, holds: bool) {
-        let SessionRef { peer, session } = of;
-        let link = self.peers.link_named(peer, session);
-        if link.is_none_or(|link| *link.suspicions.of(suspicion) == holds) {
-            return;
-        }
-        self.stats.totals.sessions_suspected[suspicion] += u64::from(holds);
-        self.broadcast(|| WorkerMessage::Suspect { peer, session, suspicion, holds });
-    }
-
-    /// Notes at the owner that a peer is heard, so it is neither unresponsive nor late.
-    pub(crate) fn heard(&mut self, peer: PeerId, session: SessionId) {
-        self.suspect(SessionRef { peer, session }, Suspicion::Unresponsive, false);
-        self.suspect(SessionRef { peer, session }, Suspicion::Late, false);
+        let Some(of) = self.peers.linked(peer) else { return };
+        self.broadcast(|| WorkerMessage::AskForLife { of });
+        self.tell_owner(of, ToOwner::Challenged);
     }
 
     /// Whether a peer has asked to be left.
@@ -240,14 +227,12 @@ impl Context {
         self.suspicions_of(id).leaving
     }
 
-    fn became_unresponsive(&mut self, id: PeerId, session: SessionId, now: Instant) {
-        if self.hub.silence(id, now).is_some_and(|silence| silence < LEAST_SILENCE) {
+    fn became_unresponsive(&mut self, of: SessionRef, now: Instant) {
+        if self.hub.silence(of.peer, now).is_some_and(|silence| silence < LEAST_SILENCE) {
             // The peer was heard while the message was under way.
-            if let Some(owner) = self.peers.link_named(id, session).map(|link| link.pool.owner) {
-                self.send(owner, WorkerMessage::Heard { peer: id, session });
-            }
+            self.tell_owner(of, ToOwner::Heard);
         }
-        self.effects.push_back(Effect::SeekPeer(id));
+        self.effects.push_back(Effect::SeekPeer(of.peer));
     }
 }
 

@@ -3,7 +3,8 @@
 //! | question | file |
 //! |---|---|
 //! | which keys may connect, and which of two connections stays | `hello.rs`, `establish.rs`; two agents with one key: `contested.rs` |
-//! | what a connected peer is told | `announce.rs` |
+//! | a session in hand for an event on it; what other workers say of it | `conn.rs` |
+//! | messages of a connected peer; what it is told | `messages.rs`; `announce.rs` |
 //! | the link to a peer at each worker, while it has a session | `links.rs` |
 //! | the lanes of a session that this worker owns | `lanes.rs` |
 //! | the preshared key that both ends use | `preshared.rs` |
@@ -37,13 +38,14 @@ use crate::{
             Context,
             timer::{Timer, coarse},
         },
-        lanes::LaneHost,
         local::unauthenticated::Unauthenticated,
         outside::Gateway,
     },
 };
+pub(crate) use conn::Conn;
 
-pub(crate) mod announce;
+mod announce;
+mod conn;
 pub(crate) mod contested;
 pub(crate) mod dial;
 pub(crate) mod ending;
@@ -52,6 +54,7 @@ pub(crate) mod hello;
 pub(crate) mod lanes;
 pub(crate) mod links;
 pub(crate) mod liveness;
+mod messages;
 pub(crate) mod plain;
 pub(crate) mod preshared;
 pub(crate) mod publish;
@@ -103,18 +106,13 @@ impl Sessions {
     }
 
     /// Polls the control connections; the memory of the events comes back with [`Self::reuse`].
-    pub(crate) fn poll(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        now: Instant,
-    ) -> Vec<(ConnectionHandle, Event)> {
+    pub(crate) fn poll(&mut self, cx: &mut Context, now: Instant) -> Vec<(ConnectionHandle, Event)> {
         let mut events = mem::take(&mut self.events);
         let (base, timers) = (cx.hub.base, &mut cx.timers);
         let arm = |handle: ConnectionHandle, at| {
             timers.arm(Timer::Connection(handle.0), coarse(base, at, now));
         };
-        self.control.poll(&mut host.lanes, &mut cx.sockets.underlays, now, arm, &mut events);
+        self.control.poll(&mut cx.sockets.lanes, &mut cx.sockets.underlays, now, arm, &mut events);
         events
     }
 
@@ -139,6 +137,11 @@ impl Sessions {
 
     pub(crate) fn instance(&self) -> &[u8; 16] {
         &self.instance
+    }
+
+    /// Whether no further connection is accepted.
+    pub(crate) fn drains(&self) -> bool {
+        self.control.acceptor.is_closed()
     }
 
     /// Accepts no further connection.

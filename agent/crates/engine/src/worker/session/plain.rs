@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use base::ids::PeerId;
 use dataplane::{
-    lanes::Plain,
+    peer::PeerData,
     relay::{DropReason, Settlement},
 };
 use quinn_proto::SendDatagramError;
@@ -14,9 +14,8 @@ use crate::{
     control::transport::DATAGRAM_BUFFER_BYTES,
     worker::{
         context::{Context, timer::Timer},
-        lanes::LaneHost,
         local::DataPlane,
-        session::Sessions,
+        session::{Conn, Sessions},
     },
 };
 
@@ -36,41 +35,38 @@ fn room_at(rate: Option<u64>) -> (usize, usize) {
 
 impl DataPlane {
     /// Gives quinn-proto the frames that wait for peers without lanes; returns whether it took any.
-    pub(crate) fn send_plain(
-        &mut self,
-        cx: &mut Context,
-        sessions: &mut Sessions,
-        host: &mut LaneHost,
-        now: Instant,
-    ) -> bool {
+    pub(crate) fn send_plain(&mut self, cx: &mut Context, sessions: &mut Sessions, now: Instant) -> bool {
         let mut taken = false;
         let mut peers = std::mem::take(&mut self.plain_peers);
         peers.retain(|id| {
             let Some(plain) = cx.peers.link(*id).and_then(|link| link.plain.as_ref()) else { return false };
-            if !plain.is_empty() {
-                taken |= self.send_plain_to(cx, sessions, host, *id, now);
+            if !plain.is_empty()
+                && let Some((took, blocked)) =
+                    sessions.conn(cx, *id).and_then(|mut conn| conn.send_plain(now))
+            {
+                taken |= took;
+                cx.watch_plain_repair(*id);
+                // The frames are gone: the peer's queue behind them comes next.
+                if !blocked {
+                    self.drain_queue(cx, *id, now);
+                }
             }
             true
         });
         self.plain_peers = peers;
         taken
     }
+}
 
-    fn send_plain_to(
-        &mut self,
-        cx: &mut Context,
-        sessions: &mut Sessions,
-        host: &mut LaneHost,
-        id: PeerId,
-        now: Instant,
-    ) -> bool {
+impl Conn<'_> {
+    /// Gives quinn-proto the frames that wait, while it has room. Returns whether it took any, and whether others have to wait; nothing
+    /// if the connection is over.
+    fn send_plain(&mut self, now: Instant) -> Option<(bool, bool)> {
+        let PeerData { id, relay, link, .. } = &mut *self.data;
+        let plain = link.as_mut()?.plain.as_mut()?;
         let (mut blocked, mut taken) = (false, false);
         loop {
-            let Some(peer) = cx.peers.get_mut(id) else { return taken };
-            let plain = peer.data.link.as_mut().and_then(|link| link.plain.as_mut());
-            let handle = peer.session.as_ref().map(|session| session.handle);
-            let quinn = handle.and_then(|handle| sessions.control.quinn(handle));
-            let (Some(plain), Some(quinn), Some(handle)) = (plain, quinn, handle) else { return taken };
+            let quinn = self.control.open()?;
             plain.set_most(quinn.datagrams().max_size());
             if plain.repair.is_some() {
                 let path = quinn.stats().path;
@@ -86,67 +82,48 @@ impl DataPlane {
                     congested: false,
                 });
             }
-            let (room, ahead) = room_at(peer.data.relay.share.account.rate());
+            let (room, ahead) = room_at(relay.share.account.rate());
             plain.set_room(room);
             // Before the check for space: frames expire even if the connection takes none. They have had the same time in the queue
             // before, which is longer than the configured one under a rate.
-            let limit = peer.data.relay.time_limit();
-            if let Some(late) = plain.pop_late(now, limit) {
-                if late.counted {
-                    cx.settle_plain(id, DropReason::Expired);
-                }
-                continue;
-            }
-            if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - ahead {
+            let (counted, dropped) = if let Some(late) = plain.pop_late(now, relay.time_limit()) {
+                (late.counted, DropReason::Expired)
+            } else if quinn.datagrams().send_buffer_space() < DATAGRAM_BUFFER_BYTES - ahead {
                 // Expired frames may have left room for the queue behind them, which only this function fills.
                 blocked = !plain.is_empty();
                 break;
-            }
-            let Some(mut frame) = plain.pop(now) else { break };
-            taken = true;
-            let dropped = match sessions.control.send_frame(handle, frame.data, frame.counted) {
-                // The payload is settled when quinn-proto sends or drops the frame.
-                Ok(()) => continue,
-                Err(SendDatagramError::Blocked(data)) => {
-                    frame.data = data;
-                    plain.put_back(frame);
-                    blocked = true;
-                    break;
-                }
-                Err(SendDatagramError::TooLarge) => DropReason::SendTooLarge,
-                Err(SendDatagramError::UnsupportedByPeer | SendDatagramError::Disabled) => {
-                    DropReason::SendOther
+            } else {
+                let Some(mut frame) = plain.pop(now) else { break };
+                taken = true;
+                match self.control.send_frame(frame.data, frame.counted) {
+                    // The payload is settled when quinn-proto sends or drops the frame.
+                    Ok(()) => continue,
+                    Err(SendDatagramError::Blocked(data)) => {
+                        frame.data = data;
+                        plain.put_back(frame);
+                        blocked = true;
+                        break;
+                    }
+                    Err(SendDatagramError::TooLarge) => (frame.counted, DropReason::SendTooLarge),
+                    Err(SendDatagramError::UnsupportedByPeer | SendDatagramError::Disabled) => {
+                        (frame.counted, DropReason::SendOther)
+                    }
                 }
             };
-            if frame.counted {
-                cx.settle_plain(id, dropped);
+            if counted {
+                relay.settle_uplink(Settlement { peer: *id, payloads: 1, dropped: Some(dropped) });
             }
         }
-        if let Some(peer) = cx.peers.get_mut(id) {
-            peer.data.take_plain_repair_counts();
-            let plain = peer.data.link.as_ref().and_then(|link| link.plain.as_ref());
-            if let Some(oldest) = plain.and_then(Plain::oldest) {
-                let late = oldest + peer.data.relay.time_limit() + Duration::from_millis(1);
-                cx.timers.arm(Timer::Queue(id), late);
-            }
+        let late = plain.oldest().map(|oldest| oldest + relay.time_limit() + Duration::from_millis(1));
+        if let Some(at) = late {
+            self.cx.timers.arm(Timer::Queue(*id), at);
         }
-        cx.watch_plain_repair(id);
-        // The frames are gone: the peer's queue behind them comes next.
-        if !blocked {
-            self.drain_queue(cx, host, id, now);
-        }
-        taken
+        self.data.take_plain_repair_counts();
+        Some((taken, blocked))
     }
 }
 
 impl Context {
-    /// Counts a payload for a peer without lanes that was dropped before quinn-proto had it.
-    pub(crate) fn settle_plain(&mut self, peer: PeerId, dropped: DropReason) {
-        if let Some(state) = self.peers.get_mut(peer) {
-            state.data.relay.settle_uplink(Settlement { peer, payloads: 1, dropped: Some(dropped) });
-        }
-    }
-
     /// The streams of a peer in standard mode that are repaired, and what is known of the path.
     pub(crate) fn plain_repair(&self, id: PeerId) -> Option<(&LaneRepair, Option<PathCounts>)> {
         let plain = self.peers.get(id)?.data.link.as_ref()?.plain.as_ref()?;

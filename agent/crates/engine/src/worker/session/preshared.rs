@@ -13,59 +13,24 @@ use gate::{
     suite::Group,
 };
 use quinn_proto::{ConnectionHandle, Side};
-use wire::messages::{CloseReason, Features, Hello, KeyProof, Message};
+use wire::messages::{CloseReason, Features, Hello, KeyProof, LaneRefusal, Message};
 
 use crate::{
     control::{
-        driver::ControlConnection,
+        driver::{ControlConnection, Line},
         preshared::{Agreed, KeyRefusal, REFUSED_BY_PEER, refused_by_peer},
     },
     hub::WorkerMessage,
     origin::PeerOrigin,
+    peer::Session,
     worker::{
         context::{Context, timer::Timer},
         report::stats::LaneReopening,
-        session::{Sessions, lanes::LEAST_LANE_AGE},
+        session::{Conn, Sessions, lanes::LEAST_LANE_AGE},
     },
 };
 
 impl Sessions {
-    /// The proofs of our keys for `peer` on a connection, which the far end is shown now.
-    pub(crate) fn show_keys(
-        &mut self,
-        cx: &Context,
-        handle: ConnectionHandle,
-        peer: PeerId,
-    ) -> Vec<KeyProof> {
-        let keys = keys_for(cx, peer);
-        let Some(connection) = self.control.get_mut(handle).filter(|_| !keys.is_empty()) else {
-            return Vec::new();
-        };
-        let shown = connection.exported_for_keys().map(|exported| {
-            let end = Prover::new(connection.side() == Side::Client);
-            Holder { keys, exported: &exported, end }.shows()
-        });
-        let shown = shown.unwrap_or_default();
-        connection.preshared.show(shown.clone());
-        shown
-    }
-
-    /// Finds the key that both ends have, by what the far end's hello says; returns whether it is another one than before.
-    pub(crate) fn agree_on_key(
-        &mut self,
-        cx: &Context,
-        handle: ConnectionHandle,
-        peer: PeerId,
-        hello: &Hello,
-        proofs: &[KeyProof],
-    ) -> Result<bool, KeyRefusal> {
-        let keys = keys_for(cx, peer);
-        let Some(connection) = self.control.get_mut(handle) else { return Ok(false) };
-        let agreed =
-            if keys.is_empty() && proofs.is_empty() { None } else { agree(connection, keys, hello, proofs)? };
-        Ok(connection.preshared.agree(agreed))
-    }
-
     /// Closes a connection because of a preshared key. If it is the session, the stream connections end with it.
     pub(crate) fn refuse_for_key(
         &mut self,
@@ -84,89 +49,13 @@ impl Sessions {
         cx.report_key(id, why.words(), &[why.remedy()], now);
     }
 
-    /// Takes the proofs that a connected peer shows in place of those of its hello.
-    pub(crate) fn keys_shown(&mut self, cx: &mut Context, id: PeerId, proofs: Vec<KeyProof>, now: Instant) {
-        if let Some(session) = cx.peers.session_mut(id) {
-            session.proofs = proofs;
-            self.settle_key(cx, id, now);
-        }
-    }
-
-    /// Shows a connected peer our keys, if they are others than it was shown, and settles on the one in common.
+    /// Shows a connected peer our keys and settles on the one in common; without one the session ends.
     pub(crate) fn keys_changed(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(session) = cx.peers.session(id) else { return };
-        let (handle, knows) =
-            (session.handle, session.agreed.hello.features.contains(Features::PRESHARED_KEYS));
-        let before = self.control.get(handle).map(|connection| connection.preshared.shown().to_vec());
-        let shown = self.show_keys(cx, handle, id);
-        if knows && before.is_some_and(|before| before != shown) {
-            self.control.send(handle, &Message::PresharedKeys(shown));
+        let Some(mut conn) = self.conn(cx, id) else { return };
+        let handle = conn.session.handle;
+        if let Err(why) = conn.keys_changed(now) {
+            self.refuse_for_key(cx, handle, id, why, now);
         }
-        self.settle_key(cx, id, now);
-    }
-
-    /// Finds the key that both ends of a session have now. If it is another one, the dialler opens its lanes again; if there is none,
-    /// the session ends.
-    fn settle_key(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(session) = cx.peers.session(id) else { return };
-        let handle = session.handle;
-        match self.agree_on_key(cx, handle, id, &session.agreed.hello, &session.proofs) {
-            Ok(false) => {}
-            Ok(true) => {
-                let Some(peer) = cx.peers.get_mut(id) else { return };
-                throttled!(
-                    info,
-                    peer.throttles.preshared.allow(now),
-                    { peer = &**peer.name() },
-                    "another preshared key is in use: lanes are opened again with it"
-                );
-                if let Some(session) = peer.session.as_mut() {
-                    session.openings.rekey();
-                }
-                self.rekey_lanes(cx, id, now);
-            }
-            Err(why) => self.refuse_for_key(cx, handle, id, why, now),
-        }
-    }
-
-    /// Opens lanes again whose preshared key is not the one in use, at the dialler. Each carries payloads until the lane that replaces
-    /// it does.
-    pub(crate) fn rekey_lanes(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(session) = cx.peers.session(id).filter(|session| session.agreed.dialled) else { return };
-        let mut waits = false;
-        for index in session.openings.outdated() {
-            let Some(session) = cx.peers.session(id) else { return };
-            let since = session.openings.since(index);
-            let is_young = since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
-            if is_young || session.openings.is_asked(index) {
-                waits = true;
-            } else {
-                cx.stats.totals.lanes_reopened[LaneReopening::Rekeyed] += 1;
-                self.ask_for_lane(cx, id, index, now);
-            }
-        }
-        if waits {
-            cx.timers.arm(Timer::Pool(id), now + LEAST_LANE_AGE);
-        }
-    }
-
-    /// The key of a lane that the dialler asks for with `named`; `Err`: the lane cannot be opened.
-    pub(crate) fn key_of_lane(
-        &self,
-        cx: &Context,
-        handle: ConnectionHandle,
-        id: PeerId,
-        named: Option<&KeyProof>,
-    ) -> Result<Option<PresharedKey>, ()> {
-        let keys = keys_for(cx, id);
-        let Some(named) = named else { return if keys.is_empty() { Ok(None) } else { Err(()) } };
-        let connection = self.control.get(handle).ok_or(())?;
-        if let Some(agreed) = connection.preshared.agreed().filter(|agreed| agreed.named == *named) {
-            return Ok(Some(agreed.key.clone()));
-        }
-        let exported = connection.exported_for_keys().ok_or(())?;
-        let place = Holder { keys, exported: &exported, end: Prover::Listener }.find(named).ok_or(())?;
-        keys.get(place).cloned().map(Some).ok_or(())
     }
 
     /// Whether payloads on a control connection are dropped, because its peer has a preshared key and TLS alone protects them.
@@ -178,7 +67,105 @@ impl Sessions {
     }
 }
 
-fn keys_for(cx: &Context, peer: PeerId) -> &[PresharedKey] {
+impl Conn<'_> {
+    /// Takes the proofs that the peer shows in place of those of its hello.
+    pub(super) fn keys_shown(&mut self, proofs: Vec<KeyProof>, now: Instant) -> Result<(), KeyRefusal> {
+        self.session.proofs = proofs;
+        self.settle_key(now)
+    }
+
+    /// Shows the peer our keys, if they are others than it was shown, and settles on the one in common.
+    fn keys_changed(&mut self, now: Instant) -> Result<(), KeyRefusal> {
+        let knows = self.session.agreed.hello.features.contains(Features::PRESHARED_KEYS);
+        let before = self.control.preshared.shown().to_vec();
+        let shown = show(&mut self.control, &self.data.config.preshared_keys);
+        if knows && before != shown {
+            self.control.send(&Message::PresharedKeys(shown));
+        }
+        self.settle_key(now)
+    }
+
+    /// Finds the key that both ends of a session have now. If it is another one, the dialler opens its lanes again; if there is none,
+    /// the session is to end.
+    fn settle_key(&mut self, now: Instant) -> Result<(), KeyRefusal> {
+        let Session { agreed, proofs, openings, .. } = &mut *self.session;
+        if settle(&mut self.control, &self.data.config.preshared_keys, &agreed.hello, proofs)? {
+            openings.rekey();
+            throttled!(
+                info,
+                self.throttles.preshared.allow(now),
+                { peer = self.name() },
+                "another preshared key is in use: lanes are opened again with it"
+            );
+            self.rekey_lanes(now);
+        }
+        Ok(())
+    }
+
+    /// Opens lanes again whose preshared key is not the one in use, at the dialler. Each carries payloads until the lane that replaces
+    /// it does.
+    pub(super) fn rekey_lanes(&mut self, now: Instant) {
+        if !self.session.agreed.dialled {
+            return;
+        }
+        let mut waits = false;
+        for index in self.session.openings.outdated() {
+            let openings = &self.session.openings;
+            let since = openings.since(index);
+            let is_young = since.is_some_and(|since| now.saturating_duration_since(since) < LEAST_LANE_AGE);
+            if is_young || openings.is_asked(index) {
+                waits = true;
+            } else {
+                self.cx.totals.lanes_reopened[LaneReopening::Rekeyed] += 1;
+                self.ask_for_lane(index, now);
+            }
+        }
+        if waits {
+            self.cx.timers.arm(Timer::Pool(self.data.id), now + LEAST_LANE_AGE);
+        }
+    }
+
+    /// The key of a lane that the dialler asks for with `named`.
+    pub(super) fn key_of_lane(&self, named: Option<&KeyProof>) -> Result<Option<PresharedKey>, LaneRefusal> {
+        const REFUSED: LaneRefusal = LaneRefusal::PresharedKey;
+        let keys = &self.data.config.preshared_keys;
+        let Some(named) = named else { return if keys.is_empty() { Ok(None) } else { Err(REFUSED) } };
+        if let Some(agreed) = self.control.preshared.agreed().filter(|agreed| agreed.named == *named) {
+            return Ok(Some(agreed.key.clone()));
+        }
+        let exported = self.control.exported_for_keys().ok_or(REFUSED)?;
+        let place = Holder { keys, exported: &exported, end: Prover::Listener }.find(named).ok_or(REFUSED)?;
+        keys.get(place).cloned().map(Some).ok_or(REFUSED)
+    }
+}
+
+/// The proofs of our `keys` on a connection, which the far end is shown now.
+pub(super) fn show(control: &mut Line<'_>, keys: &[PresharedKey]) -> Vec<KeyProof> {
+    if keys.is_empty() {
+        return Vec::new();
+    }
+    let shown = control.exported_for_keys().map(|exported| {
+        let end = Prover::new(control.side() == Side::Client);
+        Holder { keys, exported: &exported, end }.shows()
+    });
+    let shown = shown.unwrap_or_default();
+    control.touched().preshared.show(shown.clone());
+    shown
+}
+
+/// Finds the key that both ends have, by what the far end's hello says; returns whether it is another one than before.
+pub(super) fn settle(
+    control: &mut Line<'_>,
+    keys: &[PresharedKey],
+    hello: &Hello,
+    proofs: &[KeyProof],
+) -> Result<bool, KeyRefusal> {
+    let agreed =
+        if keys.is_empty() && proofs.is_empty() { None } else { agree(control, keys, hello, proofs)? };
+    Ok(control.touched().preshared.agree(agreed))
+}
+
+pub(super) fn keys_for(cx: &Context, peer: PeerId) -> &[PresharedKey] {
     cx.peers.get(peer).map_or(&[], |peer| &peer.data.config.preshared_keys)
 }
 

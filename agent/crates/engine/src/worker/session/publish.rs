@@ -21,7 +21,6 @@ use crate::{
         },
         device::Tunnel,
         lanes::{
-            LaneHost,
             inspect::MOST_LANES,
             publish::{OfPeer, rate_of, rtt},
         },
@@ -107,7 +106,7 @@ impl Sessions {
 
     pub(crate) fn peer_status(
         &self,
-        host: &LaneHost,
+        cx: &Context,
         tunnel: &Tunnel,
         peer: &Peer,
         of_peer: &OfPeer,
@@ -119,7 +118,7 @@ impl Sessions {
         let control = peer.session.as_ref().and_then(|session| self.control.get(session.handle));
         let standard = link.is_some_and(|link| link.is_standard());
         let plain_rtt = || control.filter(|_| standard).map(|control| control.quinn().rtt());
-        let of_lane = rtt(peer, &host.lanes);
+        let of_lane = rtt(peer, &cx.sockets.lanes);
         let rtt = of_lane.map(|(smoothed, _)| smoothed).or_else(plain_rtt);
         let most_mtu = tunnel.side().map(|side| side.most_mtu);
         let most_mtu = most_mtu.filter(|_| link.is_some_and(|link| link.has(Features::PACKETS)));
@@ -162,7 +161,7 @@ impl Sessions {
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
             rate: rate_of(relay, peer.session.is_some(), now),
-            repair: host.repair_of(peer, now),
+            repair: cx.repair_of(peer, now),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),
@@ -193,7 +192,7 @@ impl Sessions {
                 remedy: remedy(refused.last).into(),
                 count: refused.count,
             }),
-            more: host.peer_figures(peer, of_peer),
+            more: cx.peer_figures(peer, of_peer),
             ..PeerStatus::default()
         }
     }

@@ -12,44 +12,38 @@ use base::ids::PeerId;
 use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
 use quinn_proto::ConnectionHandle;
 
-use crate::worker::{context::Context, lanes::LaneHost, report::stats::PathMove, session::Sessions};
+use crate::worker::{context::Context, report::stats::PathMove, session::Sessions};
 
 /// After a socket to a service was replaced in vain, none is replaced for this long.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
 
 impl Sessions {
     /// Looks for another route to peers for whose packets the kernel had none.
-    pub(crate) fn follow_unreachable(&mut self, cx: &mut Context, host: &mut LaneHost, now: Instant) {
+    pub(crate) fn follow_unreachable(&mut self, cx: &mut Context, now: Instant) {
         while let Some(underlay) = cx.sockets.underlays.unreachable.pop() {
-            let lane = host.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
+            let lane = cx.sockets.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection = || self.control.iter().find(|connection| connection.underlay == underlay);
             if let Some(peer) = of_lane.or_else(|| connection()?.identity.peer()) {
-                self.follow_route(cx, host, peer, now);
+                self.follow_route(cx, peer, now);
             }
         }
     }
 
     /// Replaces the sockets of a dialled session if packets to the peer leave from another address now. Returns whether it
     /// replaced any.
-    pub(crate) fn follow_route(
-        &mut self,
-        cx: &mut Context,
-        host: &mut LaneHost,
-        id: PeerId,
-        now: Instant,
-    ) -> bool {
+    pub(crate) fn follow_route(&mut self, cx: &mut Context, id: PeerId, now: Instant) -> bool {
         let Some(peer) = cx.peers.get_mut(id) else { return false };
         if !peer.data.link.as_ref().is_some_and(|link| link.dialled) || !peer.reach.asks_route(now) {
             return false;
         }
         let (mut moves, mut moved) = (0, None);
-        for (underlay, remote) in self.sockets_towards(cx, host, id) {
+        for (underlay, remote) in self.sockets_towards(cx, id) {
             match cx.sockets.factory.redial(&mut cx.sockets.underlays, underlay, remote) {
                 Ok(None) => {}
                 Ok(Some(addresses)) => {
                     (moves, moved) = (moves + 1, Some(addresses));
-                    self.socket_moved(host, underlay);
+                    self.socket_moved(cx, underlay);
                 }
                 Err(error) => cx.report_no_route(id, remote, &error, now),
             }
@@ -67,10 +61,10 @@ impl Sessions {
     }
 
     /// The sockets of a peer's session at this worker, and the address to which each sends.
-    fn sockets_towards(&self, cx: &Context, host: &LaneHost, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
+    fn sockets_towards(&self, cx: &Context, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
         let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
         let control = session.map(|connection| (connection.underlay, connection.path().destination));
-        let lanes = host.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
+        let lanes = cx.sockets.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
         let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
         let streams = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
         let streams = streams.filter_map(|stream| self.control.get(stream.handle));
@@ -82,7 +76,7 @@ impl Sessions {
     }
 
     /// Sends a packet on everything that uses a socket whose local address has changed, so that the far end learns it.
-    fn socket_moved(&mut self, host: &mut LaneHost, underlay: UnderlayId) {
+    fn socket_moved(&mut self, cx: &mut Context, underlay: UnderlayId) {
         for handle in self.control.handles() {
             if self.control.get(handle).is_some_and(|connection| connection.underlay == underlay)
                 && let Some(quinn) = self.control.quinn(handle)
@@ -90,14 +84,19 @@ impl Sessions {
                 quinn.local_address_changed();
             }
         }
-        let lanes: Vec<_> =
-            host.lanes.iter().filter(|(_, slot)| slot.underlay == underlay).map(|(lane, _)| lane).collect();
+        let lanes: Vec<_> = cx
+            .sockets
+            .lanes
+            .iter()
+            .filter(|(_, slot)| slot.underlay == underlay)
+            .map(|(lane, _)| lane)
+            .collect();
         for lane in lanes {
-            if let Some(slot) = host.lanes.get_mut(lane) {
+            if let Some(slot) = cx.sockets.lanes.get_mut(lane) {
                 slot.core.request_ping();
                 slot.paths.changed();
             }
-            host.lanes.touch(lane);
+            cx.sockets.lanes.touch(lane);
         }
     }
 

@@ -16,7 +16,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::{PeerId, SessionId};
+use base::ids::{PeerId, SessionRef};
 use dataplane::lanes::pool;
 use quinn_proto::{ConnectionError, ConnectionHandle};
 use rand::RngExt;
@@ -30,14 +30,14 @@ use crate::{
         connections::{EarlyJoin, Outcome, Stage, StreamConnection},
         liveness::{Finding, FrameCounts, Liveness, Look},
     },
-    hub::{StreamRequest, WorkerMessage},
+    hub::{StreamRequest, ToOwner, WorkerMessage},
     peer::Peer,
     worker::{
         context::{Context, Effect},
         lanes::host::TELL_INTERVAL,
         report::stats::StreamFailure,
         session::{
-            Sessions,
+            Conn, Sessions,
             liveness::{LEAST_CONTROL_SILENCE, counts},
         },
     },
@@ -118,19 +118,8 @@ impl Sessions {
         }
     }
 
-    /// Handles a worker's request for stream connections of a session that this worker owns.
-    pub(crate) fn streams_wanted(&mut self, cx: &mut Context, id: PeerId, name: SessionId, now: Instant) {
-        let Some(session) = cx.peers.session_named(id, name) else { return };
-        if session.agreed.dialled {
-            self.peer_wants_streams(cx, id, now);
-        } else {
-            let handle = session.handle;
-            self.control.send(handle, &Message::StreamsWanted);
-        }
-    }
-
     /// Handles a request for stream connections of a dialled session, by the peer or by a worker.
-    pub(crate) fn peer_wants_streams(&self, cx: &mut Context, id: PeerId, now: Instant) {
+    pub(super) fn peer_wants_streams(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         if let Some(peer) = cx.peers.get_mut(id) {
             peer.streams.plan.wish(now);
         }
@@ -139,35 +128,38 @@ impl Sessions {
     }
 
     /// Has missing stream connections dialled if they are wanted, as many at a time as a listener accepts.
-    pub(crate) fn open_stream_connections(&self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(peer) = cx.peers.get_mut(id) else { return };
-        if cx.stopping || !peer.data.is_live() || !peer.data.is_well() || !peer.streams.plan.is_wished(now) {
-            return;
-        }
-        let (Some(link), Some(session)) = (&peer.data.link, &peer.session) else { return };
-        let (name, workers, server) = (session.id, session.agreed.hello.workers, session.server);
-        let connection = self.control.get(session.handle).filter(|_| session.agreed.dialled);
-        let Some((connection, key)) = connection.and_then(|it| Some((it, it.identity.key()?))) else {
+    pub(crate) fn open_stream_connections(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
+        let stopping = cx.stopping;
+        let Some(conn) = self.conn(cx, id).filter(|conn| conn.session.agreed.dialled && !stopping) else {
             return;
         };
-        let own = connection.identity.own();
-        let remote = connection.path().destination;
-        let Some(number) = peer.streams.plan.next(link.connections, now) else { return };
-        let lane_host = pool::lane_host(cx.id.index, number, cx.id.count);
-        let choice = cx.rng.random();
-        let first = join::first_byte(self.ids.first_byte(id), number, workers, choice);
-        let fallback = peer.dialler.fell_back();
-        let request =
-            StreamRequest { peer: id, session: name, number, remote, key, own, first, server, fallback };
-        cx.send(lane_host, WorkerMessage::DialStream(Box::new(request)));
+        let Conn { data, session, control, dialler, streams, ids, mut cx, .. } = conn;
+        if !data.is_live() || !data.is_well() || !streams.plan.is_wished(now) {
+            return;
+        }
+        let (Some(link), Some(key)) = (&data.link, control.identity.key()) else { return };
+        let Some(number) = streams.plan.next(link.connections, now) else { return };
+        let (choice, workers) = (cx.rng.random(), session.agreed.hello.workers);
+        let request = StreamRequest {
+            of: SessionRef { peer: id, session: session.id },
+            number,
+            remote: control.path().destination,
+            key,
+            own: control.identity.own(),
+            first: join::first_byte(ids.first_byte(id), number, workers, choice),
+            fallback: dialler.fell_back(),
+            server: session.server,
+        };
+        let worker = pool::lane_host(cx.id.index, number, cx.id.count);
+        cx.send(worker, WorkerMessage::DialStream(Box::new(request)));
         // The next one follows when this one has been dialled.
         cx.effects.push_back(Effect::OpenStreams(id));
     }
 
     /// Dials a stream connection for the owner of its session.
     pub(crate) fn dial_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) {
-        let (id, number) = (request.peer, request.number);
-        if cx.stopping || cx.peers.link_named(id, request.session).is_none() {
+        let (id, number) = (request.of.peer, request.number);
+        if cx.stopping || cx.peers.link_named(request.of).is_none() {
             return cx.report_stream(id, number, Outcome::Ended);
         }
         if self.start_stream(cx, request, now).is_none() {
@@ -178,7 +170,7 @@ impl Sessions {
 
     /// Dials a stream connection, from a socket of its own.
     fn start_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) -> Option<()> {
-        let (id, number) = (request.peer, request.number);
+        let (id, number) = (request.of.peer, request.number);
         let client = self.client_config(cx, id, Some(request), request.fallback, now)?;
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
             Ok(underlay) => underlay,
@@ -198,22 +190,15 @@ impl Sessions {
             connection.identity.join(number);
         }
         let peer = cx.peers.get_mut(id)?;
-        self.control.set_congestion(
-            handle,
-            peer.data.config.congestion,
-            peer.data.config.thin,
-            cx.hub.rate(id),
-            now,
-        );
-        let instance = peer.data.instance.unwrap_or_default();
-        peer.streams.all.push(stream_connection(number, handle, instance, Stage::Handshake, now));
+        self.control.set_congestion(handle, &peer.data.config, cx.hub.rate(id), now);
+        peer.streams.all.push(stream_connection(number, handle, true, now));
         tracing::debug!(peer = &**peer.name(), number, remote = %request.remote, "dialling a stream connection");
         Some(())
     }
 
     /// Handles the outcome of a stream connection, at the worker that dials the peer.
     pub(crate) fn stream_ended(
-        &self,
+        &mut self,
         cx: &mut Context,
         id: PeerId,
         number: u8,
@@ -269,7 +254,7 @@ impl Sessions {
 
     /// Makes a connection a stream connection of a peer's session, or closes it.
     fn complete_join(&mut self, cx: &mut Context, id: PeerId, early: &EarlyJoin, now: Instant) {
-        let &EarlyJoin { handle, join: Join { instance, number, .. } } = early;
+        let &EarlyJoin { handle, join: Join { number, .. } } = early;
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let link = peer.data.link.as_ref();
         // Stream connections are dialled only by the end that dialled the session.
@@ -290,8 +275,7 @@ impl Sessions {
             connection.identity.join(number);
         }
         if let Some(peer) = cx.peers.get_mut(id) {
-            let connection = stream_connection(number, handle, instance, Stage::Up, now);
-            peer.streams.all.push(StreamConnection { dialled: false, ..connection });
+            peer.streams.all.push(stream_connection(number, handle, false, now));
         }
         self.control.send(handle, &Message::Joined);
         self.stream_is_up(cx, id, number);
@@ -446,16 +430,14 @@ impl Sessions {
         reason: CloseReason,
         now: Instant,
     ) {
-        let Some(peer) = cx.peers.get(id) else { return };
-        for handle in handles(peer) {
+        for handle in handles(cx, id) {
             self.end_stream_connection(cx, id, handle, reason, now);
         }
     }
 
     /// Once a second: closes stream connections that are idle or do not answer, and has missing ones dialled.
     pub(crate) fn check_stream_connections(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let Some(peer) = cx.peers.get(id) else { return };
-        for handle in handles(peer) {
+        for handle in handles(cx, id) {
             match self.check_stream_connection(cx, id, handle, now) {
                 Some(Action::GiveUp) => self.close_connection(cx, handle, CloseReason::Idle, now),
                 Some(Action::Dead) => {
@@ -572,8 +554,8 @@ impl Context {
             return;
         }
         peer.streams.asked = Some(now);
-        let (session, owner) = (link.session, link.pool.owner);
-        self.send(owner, WorkerMessage::StreamsWanted { peer: id, session });
+        let of = SessionRef { peer: id, session: link.session };
+        self.tell_owner(of, ToOwner::StreamsWanted);
     }
 
     /// Tells the worker that dials a peer the outcome of a stream connection.
@@ -583,10 +565,9 @@ impl Context {
 
     /// Pings the peer on all lanes: a stream connection that does not answer while lanes do is dead.
     pub(crate) fn ping_lanes(&mut self, id: PeerId) {
-        if let Some(session) =
-            self.peers.link(id).filter(|link| !link.suspicions.unresponsive).map(|link| link.session)
-        {
-            self.broadcast(|| WorkerMessage::AskForLife { peer: id, session });
+        if let Some(link) = self.peers.link(id).filter(|link| !link.suspicions.unresponsive) {
+            let of = SessionRef { peer: id, session: link.session };
+            self.broadcast(|| WorkerMessage::AskForLife { of });
         }
     }
 }
@@ -596,24 +577,18 @@ pub(crate) fn waits(peer: &Peer, handle: ConnectionHandle) -> bool {
     peer.streams.early.iter().any(|early| early.handle == handle)
 }
 
-fn handles(peer: &Peer) -> Vec<ConnectionHandle> {
-    peer.streams.all.iter().map(|stream| stream.handle).collect()
+/// The stream connections of a peer at this worker.
+pub(super) fn handles(cx: &Context, id: PeerId) -> Vec<ConnectionHandle> {
+    cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all).map(|stream| stream.handle).collect()
 }
 
-/// Makes the entry of a stream connection that this end dialled.
-fn stream_connection(
-    number: u8,
-    handle: ConnectionHandle,
-    instance: [u8; 16],
-    stage: Stage,
-    now: Instant,
-) -> StreamConnection {
+/// Makes the entry of a stream connection that begins to be dialled, or that the peer has dialled and joined.
+fn stream_connection(number: u8, handle: ConnectionHandle, dialled: bool, now: Instant) -> StreamConnection {
     StreamConnection {
         number,
         handle,
-        instance,
-        dialled: true,
-        stage,
+        dialled,
+        stage: if dialled { Stage::Handshake } else { Stage::Up },
         since: now,
         forwards: 0,
         idle_since: None,

@@ -2,15 +2,14 @@
 
 use std::time::Instant;
 
-use base::ids::{PeerId, SessionRef};
-use dataplane::{datapath::work::PER_TURN, peer::Suspicion};
+use base::ids::PeerId;
+use dataplane::datapath::work::PER_TURN;
 use gate::refusals::Why;
 use quinn_proto::{ConnectionHandle, Side};
 use wire::messages::{self, CloseReason, Join, Message};
 
 use crate::{
     control::{TooMuch, connections::EarlyJoin, driver::Event},
-    hub::WorkerMessage,
     worker::{
         context::timer::Timer,
         report::stats::Ceiling,
@@ -42,9 +41,9 @@ impl Worker {
         self.take_waiting_plain(now);
         self.take_plain(now);
         loop {
-            let Self { cx, data, sessions, host, .. } = self;
-            let moved = data.send_plain(cx, sessions, host, now);
-            let mut events = sessions.poll(cx, host, now);
+            let Self { cx, data, sessions, .. } = self;
+            let moved = data.send_plain(cx, sessions, now);
+            let mut events = sessions.poll(cx, now);
             let quiet = events.is_empty();
             self.cx.stats.work.events(&events);
             for (handle, event) in events.drain(..) {
@@ -147,13 +146,7 @@ impl Worker {
             connection.identity.prove(peer, *key);
         }
         if let Some(state) = cx.peers.get(peer) {
-            sessions.control.set_congestion(
-                handle,
-                state.data.config.congestion,
-                state.data.config.thin,
-                cx.hub.rate(peer),
-                now,
-            );
+            sessions.control.set_congestion(handle, &state.data.config, cx.hub.rate(peer), now);
         }
         if side == Side::Client {
             let possession = sessions.control.get(handle).and_then(|connection| {
@@ -171,7 +164,9 @@ impl Worker {
         let peer = connection.identity.peer();
         if let Some(key) = connection.identity.key_of_held_hello().filter(|_| !connection.is_over()) {
             if let Some(peer) = peer {
-                self.sessions.check_control(&mut self.cx, peer, now);
+                if let Some(mut conn) = self.sessions.conn(&mut self.cx, peer) {
+                    conn.check_control(now);
+                }
                 self.settle_effects(now);
             }
             self.connected(handle, &key, now);
@@ -181,7 +176,7 @@ impl Worker {
     fn message(&mut self, handle: ConnectionHandle, message: Message, now: Instant) {
         let Self { cx, sessions, tunnel, tcp, .. } = self;
         let Some(connection) = sessions.control.open(handle) else { return };
-        let (Some(peer), Some(key), side) =
+        let (Some(peer), Some(_), side) =
             (connection.identity.peer(), connection.identity.key(), connection.side())
         else {
             return;
@@ -196,99 +191,26 @@ impl Worker {
         if connection.identity.stream_number().is_some() {
             return sessions.stream_message(cx, handle, peer, &message, now);
         }
-        let established = cx.peers.session(peer).is_some_and(|session| session.handle == handle);
-        match message {
-            Message::Join(join) if !established && side == Side::Server => {
-                self.join_asked(handle, peer, key, join, now);
-            }
-            Message::Hello(hello) if !established => {
-                if side == Side::Server && !sessions.possesses(handle, &key, hello.possession.as_ref()) {
-                    sessions.note_refusal(handle, Why::Possession, now);
-                    sessions.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
-                    return;
-                }
-                if let Err(why) = sessions.agree_on_key(cx, handle, peer, &hello, &hello.preshared_keys) {
-                    return sessions.refuse_for_key(cx, handle, peer, why, now);
-                }
-                if side == Side::Server {
-                    let answer = sessions.hello(cx, tunnel, peer, handle, None);
-                    sessions.control.send(handle, &answer);
-                }
+        if cx.peers.is_session(peer, handle) {
+            sessions.session_message(cx, handle, message, now);
+        } else if let Message::Hello(hello) = message {
+            if sessions.take_hello(cx, tunnel, handle, peer, &hello, now) {
                 self.establish(handle, hello, now);
             }
-            // Its sender does not know yet that we have another session.
-            _ if !established && sessions.is_left(handle) => {}
-            // The message came before the hello, or on a connection that has been replaced.
-            _ if !established => sessions.out_of_order(cx, handle, now),
-            Message::Hello(_) => sessions.out_of_order(cx, handle, now),
-            Message::LaneOpen(offer) if side == Side::Server => sessions.lane_asked(cx, peer, &offer, now),
-            Message::LaneAccept(offer) if side == Side::Client => {
-                sessions.lane_accepted(cx, peer, &offer, now)
-            }
-            Message::LaneRefuse(end) if side == Side::Client => cx.lane_refused(peer, &end, now),
-            Message::LaneOpen(_) | Message::LaneAccept(_) | Message::LaneRefuse(_) => {
-                sessions.out_of_order(cx, handle, now)
-            }
-            Message::LaneClose(end) => sessions.lane_closed(cx, peer, &end, now),
-            // quinn-proto has noted the source address.
-            Message::Here => {}
-            Message::ReceiveRate { bits_per_second } => {
-                let granted = Some(bits_per_second / 8).filter(|rate| *rate > 0);
-                cx.hub.rate(peer).set_granted(granted.map(|rate| rate.max(LEAST_GRANTED)), now);
-                sessions.control.rate_changed(peer);
-            }
-            Message::ReportsWanted { wanted } => {
-                if let Some(session) = cx.peers.session(peer).map(|session| session.id) {
-                    cx.broadcast(|| WorkerMessage::ReportsWanted { peer, session, wanted });
-                }
-            }
-            Message::PacketRepair(terms) => {
-                let Some(session) = cx.peers.get(peer).and_then(|state| Some(state.session.as_ref()?.id))
-                else {
-                    return;
-                };
-                cx.broadcast(|| WorkerMessage::PacketRepair { peer, session, terms });
-            }
-            Message::PresharedKeys(proofs) => sessions.keys_shown(cx, peer, proofs, now),
-            Message::Leave if side == Side::Client => {
-                let Some(session) = cx.peers.session_mut(peer) else { return };
-                session.leaving = true;
-                let session = session.id;
-                cx.suspect(SessionRef { peer, session }, Suspicion::Leaving, true);
-            }
-            Message::StreamsWanted if side == Side::Client => sessions.peer_wants_streams(cx, peer, now),
-            Message::Join(_)
-            | Message::Joined
-            | Message::StreamsWanted
-            | Message::Release
-            | Message::StreamAbort(_)
-            | Message::StreamCredit { .. }
-            | Message::Leave => sessions.out_of_order(cx, handle, now),
-            Message::ServicesChanged(services) => {
-                let Some(state) = cx.peers.get_mut(peer) else { return };
-                let Some(session) = state.session.as_mut() else { return };
-                if session.services == services {
-                    return;
-                }
-                session.services.clone_from(&services);
-                let session = session.id;
-                cx.broadcast(|| WorkerMessage::Services { peer, session, services: services.clone() });
-            }
+        } else if let Message::Join(join) = message
+            && side == Side::Server
+        {
+            self.join_asked(handle, peer, join, now);
+        } else if !sessions.is_left(handle) {
+            // It came before the hello, or on a connection that has been replaced. The sender of one that was left does not know yet
+            // that we have another session.
+            sessions.out_of_order(cx, handle, now);
         }
     }
 
     /// Handles the request of a connection's dialler to join a session.
-    pub(crate) fn join_asked(
-        &mut self,
-        handle: ConnectionHandle,
-        id: PeerId,
-        key: [u8; 32],
-        join: Join,
-        now: Instant,
-    ) {
-        if !self.sessions.possesses(handle, &key, join.possession.as_ref()) {
-            self.sessions.note_refusal(handle, Why::Possession, now);
-            self.sessions.close_offender(&mut self.cx, handle, CloseReason::ProtocolViolation, now);
+    pub(crate) fn join_asked(&mut self, handle: ConnectionHandle, id: PeerId, join: Join, now: Instant) {
+        if !self.sessions.is_possessed(&mut self.cx, handle, join.possession.as_ref(), now) {
             return;
         }
         // The message about the session may be among them.
@@ -307,6 +229,3 @@ impl Worker {
         }
     }
 }
-
-/// The lowest limit of a peer that counts, in bytes a second: the least that the configuration allows.
-const LEAST_GRANTED: u64 = 8_000;

@@ -28,14 +28,16 @@ impl Worker {
             tracing::info!(?within, "draining: no new peers, and those that are here are asked to leave");
         }
         for id in cx.peers.ids() {
-            sessions.ask_to_leave(cx, id);
+            if let Some(mut conn) = sessions.conn(cx, id) {
+                conn.ask_to_leave();
+            }
         }
         cx.timers.arm(Timer::Drained, now + within);
     }
 
     /// Shuts down: accepts no more traffic, sends what waits, and closes every session.
     pub(crate) fn shut_down(&mut self, within: Duration, now: Instant) {
-        let Self { cx, data, sessions, host, tcp, tunnel, .. } = self;
+        let Self { cx, data, sessions, tcp, tunnel, .. } = self;
         if cx.stopping {
             return;
         }
@@ -45,20 +47,20 @@ impl Worker {
             tracing::info!("shutting down");
         }
         tcp.close_ports();
-        data.drain_queues(cx, host, now);
-        cx.sockets.underlays.finish(&mut host.lanes, now);
-        cx.sockets.underlays.flush(&mut host.lanes, now);
+        data.drain_queues(cx, now);
+        cx.sockets.underlays.finish(&mut cx.sockets.lanes, now);
+        cx.sockets.underlays.flush(&mut cx.sockets.lanes, now);
         data.settle(cx, sessions.control.settlements(), tunnel.settlements());
         for id in cx.peers.ids() {
             for flow in cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
-                data.close_flow(cx, host, id, flow, now);
+                data.close_flow(cx, id, flow, now);
             }
             if let Some(peer) = cx.peers.get_mut(id) {
                 // The rest of the queue are IP packets, which belong to no flow.
                 peer.data.relay.queue.clear(DropReason::Shutdown, &mut peer.data.relay.uplink);
             }
         }
-        cx.sockets.underlays.finish(&mut host.lanes, now);
+        cx.sockets.underlays.finish(&mut cx.sockets.lanes, now);
         for id in cx.peers.ids() {
             sessions.end_session(cx, id, Some(CloseReason::Shutdown), now);
             sessions.end_stream_connections(cx, id, CloseReason::Shutdown, now);

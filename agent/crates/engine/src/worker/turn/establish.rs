@@ -15,22 +15,26 @@ impl Worker {
         sessions.begin(cx, data, host, handle, &agreed, now);
         self.settle_effects(now);
         let Self { cx, sessions, tunnel, .. } = self;
-        let id = agreed.peer;
-        sessions.begin_budget(cx, tunnel, id, now);
+        let (id, drains) = (agreed.peer, sessions.drains());
+        if !sessions.conn(cx, id).is_some_and(|mut conn| conn.broadcast_budget()) {
+            tunnel.budget_changed(cx, id, now);
+        }
         tunnel.note_receiver(cx, id);
         // What was shown may be outdated: an operator changed the keys meanwhile.
         sessions.keys_changed(cx, id, now);
-        if agreed.dialled {
-            for index in 0..agreed.wanted {
-                sessions.ask_for_lane(cx, id, index, now);
+        if let Some(mut conn) = sessions.conn(cx, id) {
+            for index in (0..agreed.wanted).filter(|_| agreed.dialled) {
+                conn.ask_for_lane(index, now);
             }
+            // Its handshake was under way when the drain began.
+            if drains {
+                conn.ask_to_leave();
+            }
+            // Our services may have changed since our hello was sent.
+            conn.offer_services();
+            conn.tell_packet_repair(false);
+            conn.warn_of_missing_repair(now);
         }
-        // Its handshake was under way when the drain began.
-        sessions.ask_to_leave(cx, id);
-        // Our services may have changed since our hello was sent.
-        sessions.offer_services(cx, id);
-        sessions.tell_packet_repair(cx, id, false);
-        cx.warn_of_missing_repair(id, now);
         cx.warn_of_missing_services(id, now);
         tunnel.warn_of_missing_tunnel(cx, id, now);
         // Datagrams of a client without lanes may have overtaken its hello.

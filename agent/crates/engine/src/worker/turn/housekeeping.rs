@@ -20,15 +20,17 @@ impl Worker {
         self.metrics.beat(now);
         for id in self.cx.peers.ids() {
             if self.cx.is_unresponsive(id, now) {
-                self.host.ask_for_life(&self.cx, id);
-                self.sessions.follow_route(&mut self.cx, &mut self.host, id, now);
+                self.cx.ask_for_life(id);
+                self.sessions.follow_route(&mut self.cx, id, now);
                 self.sessions.await_for_forwards(&mut self.cx, id, now);
             }
-            self.sessions.check_control(&mut self.cx, id, now);
+            if let Some(mut conn) = self.sessions.conn(&mut self.cx, id) {
+                conn.check_control(now);
+            }
             self.settle_effects(now);
             self.sessions.check_stream_connections(&mut self.cx, id, now);
             self.settle_effects(now);
-            self.sessions.keep_alive(&mut self.cx, &mut self.host, id, now);
+            self.sessions.keep_alive(&mut self.cx, id, now);
         }
         let gone = self.expire_peers(now);
         if !gone.is_empty() {
@@ -43,7 +45,7 @@ impl Worker {
         self.look_at_narrow(now);
         self.settle_effects(now);
         self.tcp.count_stalled(&mut self.cx, now);
-        self.tunnel.sample_rates(&mut self.cx, &mut self.host, now);
+        self.tunnel.sample_rates(&mut self.cx, now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
         self.sessions.expire_gate(&mut self.cx, now);
@@ -89,7 +91,7 @@ impl Worker {
             && !peer.dialler.is_resolving()
             // Datagrams to ports that name the peer are counted under it, until a peer of that name is added.
             && !self.cx.forwards_lead_to(peer.data.id)
-            && !self.host.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
+            && !self.cx.sockets.lanes.iter().any(|(_, slot)| slot.peer == peer.data.id)
             && !self.sessions.control.iter().any(|connection| connection.identity.peer() == Some(peer.data.id))
     }
 

@@ -38,7 +38,7 @@ impl Worker {
             let named = |peer: &&Peer| peer.data.is_live() && peer.name() == name;
             self.cx.peers.iter().find(named).map(|peer| peer.data.id)
         });
-        let (lanes, lanes_left_out) = self.host.lane_rows(&self.cx, chosen, asks.lane, now);
+        let (lanes, lanes_left_out) = self.cx.lane_rows(chosen, asks.lane, now);
         let flows = match (chosen.flatten(), asks.lane) {
             (Some(peer), None) => self.cx.flow_rows(peer, now),
             (Some(_) | None, _) => Vec::new(),

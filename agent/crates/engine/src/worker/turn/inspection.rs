@@ -43,11 +43,11 @@ impl Worker {
     /// The lanes that this worker hosts.
     #[must_use]
     pub fn lanes(&self) -> &Lanes {
-        &self.host.lanes
+        &self.cx.sockets.lanes
     }
 
     pub fn lanes_mut(&mut self) -> &mut Lanes {
-        &mut self.host.lanes
+        &mut self.cx.sockets.lanes
     }
 
     /// The number of captures of lanes that are armed.

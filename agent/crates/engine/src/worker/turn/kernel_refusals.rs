@@ -19,6 +19,7 @@ use crate::worker::{
         Context,
         causes::{refused_in_words, remedy},
     },
+    lanes::host::name_of_lane,
     turn::Worker,
 };
 
@@ -43,7 +44,7 @@ impl Worker {
 
     fn packet_refused(&mut self, underlay: UnderlayId, refusal: SendRefusal, now: Instant) {
         let to = refusal.destination;
-        let lanes = self.host.lanes.iter().filter(|(_, slot)| {
+        let lanes = self.cx.sockets.lanes.iter().filter(|(_, slot)| {
             slot.underlay == underlay && slot.path().is_some_and(|path| path.destination == to)
         });
         let lanes: Vec<(LaneId, PeerId)> = lanes.map(|(id, slot)| (id, slot.peer)).collect();
@@ -52,11 +53,11 @@ impl Worker {
         let peer = lanes.first().map(|(_, peer)| *peer).or_else(|| connection?.identity.peer());
         if refusal.by() == RefusedBy::Mtu {
             for (lane, _) in lanes {
-                if let Some(slot) = self.host.lanes.get_mut(lane) {
+                if let Some(slot) = self.cx.sockets.lanes.get_mut(lane) {
                     slot.size.refused(&mut slot.core, refusal.bytes, now);
-                    self.host.lanes.touch(lane);
+                    self.cx.sockets.lanes.touch(lane);
                 }
-                self.host.note_path_packet(&mut self.cx, lane, now);
+                self.cx.note_path_packet(lane, now);
                 self.settle_effects(now);
             }
             self.sessions.control.packet_refused(underlay, to, refusal.bytes, now);
@@ -70,16 +71,15 @@ impl Worker {
     /// Once a second: has sockets asked that refused the least packets of QUIC, and ends sessions for which they have done so for
     /// long.
     pub(crate) fn look_at_narrow(&mut self, now: Instant) {
-        let narrow = self.host.lanes.iter().filter(|(_, slot)| slot.size.is_narrow() && slot.is_up());
+        let narrow = self.cx.sockets.lanes.iter().filter(|(_, slot)| slot.size.is_narrow() && slot.is_up());
         let narrow: Vec<LaneId> = narrow.map(|(id, _)| id).collect();
         for lane in narrow {
-            let Some(slot) = self.host.lanes.get_mut(lane) else { continue };
-            let (since, peer, session) =
-                (slot.size.narrow_since(&mut slot.core, now), slot.peer, slot.session);
-            self.host.lanes.touch(lane);
+            let Some(slot) = self.cx.sockets.lanes.get_mut(lane) else { continue };
+            let (since, of) = (slot.size.narrow_since(&mut slot.core, now), name_of_lane(slot).of);
+            self.cx.sockets.lanes.touch(lane);
             let is_over = since.is_some_and(|since| now.saturating_duration_since(since) >= NARROW_LIMIT);
-            if is_over && self.cx.peers.link_named(peer, session).is_some() {
-                self.end_narrow(peer, now);
+            if is_over && self.cx.peers.link_named(of).is_some() {
+                self.end_narrow(of.peer, now);
             }
         }
         // Standard mode has no lanes, and TCP forwards have connections of their own.

@@ -2,7 +2,6 @@
 
 use std::time::Instant;
 
-use base::ids::SessionRef;
 use wire::messages::CloseReason;
 
 use crate::{
@@ -30,12 +29,13 @@ impl Worker {
             match effect {
                 Effect::Message(message) => self.handle_message(message, now),
                 Effect::LaneCarries { lane, id } => {
+                    let peer = lane.of.peer;
                     host.drain_replaced(cx, lane, id, now);
-                    cx.settle_flows(lane.peer);
-                    data.drain_queue(cx, host, lane.peer, now);
+                    cx.settle_flows(peer);
+                    data.drain_queue(cx, peer, now);
                 }
-                Effect::SeekPeer(peer) => sessions.seek(cx, host, peer, now),
-                Effect::Drain(peer) => data.drain_queue(cx, host, peer, now),
+                Effect::SeekPeer(peer) => sessions.seek(cx, peer, now),
+                Effect::Drain(peer) => data.drain_queue(cx, peer, now),
                 Effect::WakeListeners(peer) => tcp.wake_listeners(cx, peer),
                 Effect::AbortForwards(handle) => {
                     tcp.abort_forwards(cx, sessions, handle);
@@ -45,7 +45,7 @@ impl Worker {
                 }
                 Effect::OpenStreams(peer) => sessions.open_stream_connections(cx, peer, now),
                 Effect::CheckLoop { peer, remote } => tunnel.warn_of_loop(cx, Some(peer), remote, now),
-                Effect::ReleaseSocket(id) => host.release_underlay(cx, &sessions.control, id),
+                Effect::ReleaseSocket(id) => cx.release_underlay(&sessions.control, id),
             }
             self.cx.effects.extend(later);
         }
@@ -60,66 +60,46 @@ impl Worker {
                     tunnel.link_changed(cx, connected.peer, now);
                 }
             }
-            WorkerMessage::Disconnected { peer, session } => {
-                sessions.link_down(cx, host, SessionRef { peer, session }, now);
-                tunnel.link_changed(cx, peer, now);
+            WorkerMessage::Disconnected { of } => {
+                sessions.link_down(cx, host, of, now);
+                tunnel.link_changed(cx, of.peer, now);
             }
-            WorkerMessage::EndSession { peer, session, reason } => {
-                if cx.peers.session_named(peer, session).is_some() {
-                    sessions.end_session(cx, peer, Some(reason), now);
-                }
-            }
+            WorkerMessage::ToOwner { of, what } => sessions.told(cx, of, what, now),
             WorkerMessage::OpenLane(request) => host.open_lane(cx, &request, now),
             WorkerMessage::DrainLane { lane } => host.drain_named(cx, lane, now),
-            WorkerMessage::LanesUp { peer, session, up, wanted } => {
-                cx.set_lanes(SessionRef { peer, session }, up, wanted);
-                tunnel.link_changed(cx, peer, now);
+            WorkerMessage::LanesUp { of, up, wanted } => {
+                cx.set_lanes(of, up, wanted);
+                tunnel.link_changed(cx, of.peer, now);
             }
-            WorkerMessage::Budget { peer, session, largest } => {
-                host.set_budget(cx, SessionRef { peer, session }, largest, now);
-                tunnel.budget_changed(cx, peer, now);
+            WorkerMessage::Budget { of, largest } => {
+                cx.set_budget(of, largest, now);
+                tunnel.budget_changed(cx, of.peer, now);
             }
-            WorkerMessage::Suspect { peer, session, suspicion, holds } => {
-                sessions.set_suspicion(cx, SessionRef { peer, session }, suspicion, holds, now);
-                tunnel.link_changed(cx, peer, now);
+            WorkerMessage::Suspect { of, suspicion, holds } => {
+                sessions.set_suspicion(cx, of, suspicion, holds, now);
+                tunnel.link_changed(cx, of.peer, now);
             }
-            WorkerMessage::Services { peer, session, services } => {
-                cx.services_changed(SessionRef { peer, session }, services);
+            WorkerMessage::Services { of, services } => {
+                cx.services_changed(of, services);
             }
-            WorkerMessage::ReportsWanted { peer, session, wanted } => {
-                host.reports_wanted(cx, SessionRef { peer, session }, wanted, now);
+            WorkerMessage::ReportsWanted { of, wanted } => {
+                cx.reports_wanted(of, wanted, now);
             }
-            WorkerMessage::PacketRepair { peer, session, terms } => {
-                cx.packet_repair_changed(SessionRef { peer, session }, terms);
+            WorkerMessage::PacketRepair { of, terms } => {
+                cx.packet_repair_changed(of, terms);
             }
             WorkerMessage::EndStreams { peer, reason } => {
                 sessions.end_stream_connections(cx, peer, reason, now);
             }
-            WorkerMessage::LaneUp { lane } => sessions.lane_is_up(cx, lane),
-            WorkerMessage::LaneBudget { lane, found } => sessions.lane_carries(cx, lane, found),
-            WorkerMessage::LaneLost { lane, why } => sessions.lane_lost(cx, lane, why, now),
-            WorkerMessage::LaneNearLimit { lane } => sessions.lane_nears_limit(cx, lane, now),
-            WorkerMessage::ReplacedGone { lane } => sessions.replaced_gone(cx, lane),
-            WorkerMessage::LaneSilent { lane, silence, limit } => {
-                sessions.lane_is_silent(cx, lane, silence, limit, now);
-            }
-            WorkerMessage::AskForLife { peer, session } => {
-                if cx.peers.link_named(peer, session).is_some() {
-                    host.ask_for_life(cx, peer);
-                    sessions.send_here_on_streams(cx, peer, now);
-                }
-            }
-            WorkerMessage::Challenged { peer, session } => sessions.address_suspect(cx, peer, session, now),
-            WorkerMessage::ListenerMoved { peer, session } => sessions.listener_moved(cx, peer, session),
-            WorkerMessage::Heard { peer, session } => {
-                if cx.peers.session_named(peer, session).is_some() {
-                    cx.heard(peer, session);
+            WorkerMessage::AskForLife { of } => {
+                if cx.peers.link_named(of).is_some() {
+                    cx.ask_for_life(of.peer);
+                    sessions.send_here_on_streams(cx, of.peer, now);
                 }
             }
             WorkerMessage::DialSoon { peer } => {
                 cx.await_soon(peer, now);
             }
-            WorkerMessage::StreamsWanted { peer, session } => sessions.streams_wanted(cx, peer, session, now),
             WorkerMessage::DialStream(request) => sessions.dial_stream(cx, &request, now),
             WorkerMessage::StreamEnded { peer, number, outcome } => {
                 sessions.stream_ended(cx, peer, number, outcome, now);

@@ -30,10 +30,10 @@ use net::{Ready, Token};
 use quinn_proto::ConnectionHandle;
 
 use crate::{
-    hub::{LaneLoss, WorkerMessage},
+    hub::{LaneEvent, LaneLoss},
     worker::{
         context::{
-            Context,
+            Context, Sockets,
             timer::{Timer, coarse, index_u32},
         },
         decoy::Decoy,
@@ -174,19 +174,20 @@ impl Worker {
         self.due.clear();
         self.host.look_at_quiet(&mut self.cx, now);
         self.settle_effects(now);
-        let Self { cx, data, host, decoy, .. } = self;
-        decoy.serve_decoys(cx, data, host, batches, now);
+        let Self { cx, data, decoy, .. } = self;
+        decoy.serve_decoys(cx, data, batches, now);
         decoy.serve_unauthenticated(cx, data, now);
         self.poll_control(now);
         self.drive_repairs(now);
         self.drive_lanes(now);
-        let Self { cx, sessions, host, .. } = self;
-        cx.sockets.underlays.flush(&mut host.lanes, now);
-        sessions.follow_unreachable(cx, host, now);
+        let Self { cx, sessions, .. } = self;
+        let Sockets { lanes, underlays, .. } = &mut cx.sockets;
+        underlays.flush(lanes, now);
+        sessions.follow_unreachable(cx, now);
         self.take_refusals(now);
         let Self { cx, data, sessions, host, tunnel, .. } = self;
-        data.watch_send_buffers(cx, &mut sessions.control, host, now);
-        host.drain_captures(now);
+        data.watch_send_buffers(cx, &mut sessions.control, now);
+        host.drain_captures(cx, now);
         data.settle(cx, sessions.control.settlements(), tunnel.settlements());
         data.send_hand_offs(cx, now);
         self.end_if_done(all_stopped);
@@ -219,20 +220,24 @@ impl Worker {
                 sessions.look_after_forwards(cx, handle);
             }
             Timer::Lane(id) => host.lane_timeout(cx, id, now),
-            Timer::Pool(peer) => sessions.pool_timeout(cx, peer, now),
+            Timer::Pool(peer) => {
+                if let Some(mut conn) = sessions.conn(cx, peer) {
+                    conn.pool_timeout(now);
+                }
+            }
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),
-            Timer::Flow(peer, flow) => data.flow_timeout(cx, host, peer, flow, now),
+            Timer::Flow(peer, flow) => data.flow_timeout(cx, peer, flow, now),
             Timer::Repair(peer) => self.drive_plain_repair(peer, now),
             Timer::Queue(peer) => {
                 if let Some(state) = cx.peers.get_mut(peer) {
                     state.data.relay.expire(now);
                 }
-                data.look_at_queue(cx, host, peer, now);
+                data.look_at_queue(cx, peer, now);
             }
             Timer::Listener(port) => tcp.wake_listener(cx, port),
             Timer::Left(handle) => sessions.close_left(cx, handle, now),
             Timer::Join(handle) => sessions.early_join_timeout(cx, handle, now),
-            Timer::SendBuffer(id) => data.send_buffer_timeout(cx, &mut sessions.control, host, id, now),
+            Timer::SendBuffer(id) => data.send_buffer_timeout(cx, &mut sessions.control, id, now),
             Timer::Dial(peer) => sessions.dial(cx, peer, now),
             Timer::Tcp(id) => tcp.tcp_timeout(cx, sessions, id, now),
             Timer::Keepalive => tcp.look_at_watched(cx, sessions, now),
@@ -247,13 +252,14 @@ impl Worker {
 
     /// Drives lanes that sent or received: seals challenges, acknowledgements and probes, then arms the lanes' deadlines.
     fn drive_lanes(&mut self, now: Instant) {
-        self.cx.sockets.underlays.finish(&mut self.host.lanes, now);
-        while let Some(id) = self.host.lanes.next_touched() {
-            self.host.note_heard(&mut self.cx, id, now);
+        let Sockets { lanes, underlays, .. } = &mut self.cx.sockets;
+        underlays.finish(lanes, now);
+        while let Some(id) = self.cx.sockets.lanes.next_touched() {
+            self.cx.note_heard(id, now);
             self.settle_effects(now);
-            self.host.note_path_packet(&mut self.cx, id, now);
+            self.cx.note_path_packet(id, now);
             self.settle_effects(now);
-            let Some(slot) = self.host.lanes.get_mut(id) else { continue };
+            let Some(slot) = self.cx.sockets.lanes.get_mut(id) else { continue };
             let (underlay, path) = (slot.underlay, slot.path());
             if slot.is_exhausted() {
                 self.host.end_lane(&mut self.cx, id, LaneLoss::Ended(None), now);
@@ -262,13 +268,12 @@ impl Worker {
             }
             if slot.note_near_limit(now) {
                 let lane = lane_host::name_of_lane(slot);
-                self.cx.send_to_owner(lane, WorkerMessage::LaneNearLimit { lane });
+                self.cx.lane_event(lane, LaneEvent::NearLimit);
                 self.settle_effects(now);
             }
-            let Self { cx, host, .. } = self;
-            host.send_report(cx, id, now);
-            let lanes = &mut host.lanes;
-            let underlays = &mut cx.sockets.underlays;
+            self.cx.send_report(id, now);
+            let cx = &mut self.cx;
+            let Sockets { lanes, underlays, .. } = &mut cx.sockets;
             while let Some((data, path, most)) =
                 lanes.get_mut(id).and_then(|slot| slot.paths.due_challenge(now))
             {

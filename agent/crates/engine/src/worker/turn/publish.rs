@@ -74,14 +74,14 @@ impl Worker {
     }
 
     fn snapshot(&mut self, now: Instant) -> WorkerSnapshot {
-        let Self { cx, data, sessions, host, tcp, tunnel, decoy, metrics, .. } = self;
+        let Self { cx, data, sessions, tcp, tunnel, decoy, metrics, .. } = self;
         let retired = &cx.stats.retired;
         let mut lane_states = Counts::default();
         let mut of_peers: Vec<OfPeer> = sessions.stream_snapshots(cx);
         for (sum, peer) in of_peers.iter_mut().zip(cx.peers.iter()) {
             sum.lanes = retired.of(peer.data.id);
         }
-        for (_, slot) in host.lanes.iter() {
+        for (_, slot) in cx.sockets.lanes.iter() {
             lane_states[slot.state.stage()] += 1;
             if let Some(sum) = of_peers.get_mut(slot.peer.0 as usize) {
                 add_lane(&mut sum.lanes, slot.core.stats());
@@ -99,7 +99,7 @@ impl Worker {
         for (peer, of_peer) in cx.peers.iter().zip(&of_peers) {
             add_lane(&mut lanes, &of_peer.lanes);
             relays.add(&peer.data.relay);
-            peers.push(sessions.peer_status(host, tunnel, peer, of_peer, now));
+            peers.push(sessions.peer_status(cx, tunnel, peer, of_peer, now));
         }
         let mut gate = sessions.gate().stats.ended;
         // Without required knocks, quinn-proto sends the Retry packets.
@@ -126,7 +126,7 @@ impl Worker {
             known: if publishes_shared { cx.by_origin() } else { Counts::default() },
             lane_states,
             lanes,
-            lane_indices: host.lane_indices(cx, tunnel.packets_by_lane()),
+            lane_indices: cx.lane_indices(tunnel.packets_by_lane()),
             limit_reached: sessions.limit_reached(cx, &relays),
             relays,
             sockets: cx.sockets.factory.stats,

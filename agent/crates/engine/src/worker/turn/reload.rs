@@ -9,10 +9,7 @@
 
 use std::{mem, sync::Arc, time::Instant};
 
-use base::{
-    ids::{PeerId, SessionRef},
-    throttle::Throttle,
-};
+use base::{ids::PeerId, throttle::Throttle};
 use config::{self, Config, Limits, Service};
 use dataplane::{lanes::LaneId, relay::Origin};
 use wire::messages::CloseReason;
@@ -65,7 +62,7 @@ impl Worker {
         } = limits;
         self.cx.peers.follow_entries(peers);
         self.follow_services(&old.services, services, now);
-        let Self { cx, data, sessions, host, tcp, decoy, .. } = self;
+        let Self { cx, data, sessions, tcp, decoy, .. } = self;
         let forwards_differ = old.udp != *udp || old.tcp != config.tcp;
         let names: Vec<Arc<str>> = udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
         for peer in cx.peers.iter_mut() {
@@ -80,14 +77,16 @@ impl Worker {
                 peer.throttles.no_service = Throttle::new(LOG_INTERVAL);
             }
         }
-        data.follow_udp(cx, host, &old, now);
+        data.follow_udp(cx, &old, now);
         tcp.follow_tcp(cx, &old, &config, now);
         cx.hub.streams.set_most(*stream_bytes);
         sessions.follow(cx);
         decoy.follow_decoy(cx, data, now);
         for id in cx.peers.ids() {
-            sessions.offer_services(cx, id);
-            cx.warn_of_missing_repair(id, now);
+            if let Some(mut conn) = sessions.conn(cx, id) {
+                conn.offer_services();
+                conn.warn_of_missing_repair(now);
+            }
             cx.warn_of_missing_services(id, now);
         }
         cx.stats.unpublished = true;
@@ -102,10 +101,9 @@ impl Worker {
         // As in `configured`.
         #[rustfmt::skip]
         let config::Peer {
-            public_keys, preshared_keys, endpoints, services, rate, rate_receive, rate_overhead, repair, allowed_ips, addresses, priority,
-            weight,
-            // Limits of `rate` (`limit_of`).
-            rate_min: _, rate_max: _,
+            public_keys, preshared_keys, endpoints, services, rate_overhead, repair, allowed_ips, addresses, priority, weight,
+            // In `limit_of`; the peer is told of some (`Conn::follow`).
+            rate: _, rate_min: _, rate_max: _, rate_receive: _,
             // Bounds of the relay, or read where they are used.
             name: _, origin: _, preshared_key_files: _, keepalive: _, drop: _, quota: _, queue: _, aqm: _, dscp: _,
             // At the next connection.
@@ -124,9 +122,8 @@ impl Worker {
             let revoked = |service: usize| !services.contains(&service);
             let ends =
                 |origin: &Origin| matches!(origin, Origin::Upstream { service, .. } if revoked(*service));
-            data.end_flows_where(cx, host, id, now, ends);
+            data.end_flows_where(cx, id, now, ends);
             tcp.end_served(cx, sessions, |peer, service| peer == id && revoked(service));
-            sessions.offer_services(cx, id);
         }
         if cx.dialler_of(id) == cx.id.index {
             let Some(peer) = cx.peers.get_mut(id) else { return };
@@ -138,20 +135,18 @@ impl Worker {
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
         let limit = limit_of(&wanted);
-        if (limit_of(&old), old.rate_overhead) != (limit, *rate_overhead) {
+        let is_other_rate = (limit_of(&old), old.rate_overhead) != (limit, *rate_overhead);
+        if is_other_rate {
             cx.hub.rate(id).set_limit(limit, *rate_overhead, now);
             sessions.control.rate_changed(id);
-            if old.rate != *rate {
-                sessions.ask_for_reports(cx, id, now);
-            }
-            data.drain_queue(cx, host, id, now);
         }
-        if old.rate_receive != *rate_receive {
-            sessions.rate_receive_changed(cx, id);
+        if let Some(mut conn) = sessions.conn(cx, id) {
+            conn.follow(&old, now);
+        }
+        if is_other_rate {
+            data.drain_queue(cx, id, now);
         }
         if old.repair != *repair {
-            sessions.tell_packet_repair(cx, id, true);
-            cx.warn_of_missing_repair(id, now);
             tunnel.budget_changed(cx, id, now);
         }
         if (&old.allowed_ips, &old.addresses, old.priority, old.weight)
@@ -164,13 +159,13 @@ impl Worker {
 
     /// Ends the flows and connections to services that were removed or have another upstream, and applies new idle times.
     fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
-        let Self { cx, data, sessions, host, tcp, .. } = self;
+        let Self { cx, data, sessions, tcp, .. } = self;
         let unmoved = |index: usize| {
             let (old, new) = (old.get(index)?, new.get(index)?);
             (old.upstream == new.upstream).then_some(new)
         };
         for id in cx.peers.ids() {
-            data.end_flows_where(cx, host, id, now, |origin| match origin {
+            data.end_flows_where(cx, id, now, |origin| match origin {
                 Origin::Upstream { service, .. } => unmoved(*service).is_none_or(|service| !service.udp),
                 Origin::Ingress { .. } => false,
             });
@@ -211,13 +206,13 @@ impl LaneHost {
         now: Instant,
     ) {
         let Some(peer) = cx.peers.get(id) else { return };
-        let session = peer.data.link.as_ref().map(|link| link.session);
         let stays = peer.data.link.as_ref().filter(|link| peer.has_key(&link.key)).map(|link| link.session);
-        if let Some(session) = session.filter(|_| stays.is_none()) {
+        if let Some(of) = cx.peers.linked(id).filter(|_| stays.is_none()) {
             // Whichever worker owns the session.
-            sessions.link_down(cx, self, SessionRef { peer: id, session }, now);
+            sessions.link_down(cx, self, of, now);
         }
-        let of_others = self.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
+        let of_others =
+            cx.sockets.lanes.iter().filter(|(_, slot)| slot.peer == id && Some(slot.session) != stays);
         let of_others: Vec<LaneId> = of_others.map(|(lane, _)| lane).collect();
         for lane in of_others {
             self.remove_lane(cx, lane, now);

@@ -10,7 +10,7 @@ use crate::worker::turn::Worker;
 impl Worker {
     /// Does what is due for the payloads of lanes that sent or received in this turn, or whose time has come.
     pub(crate) fn drive_repairs(&mut self, now: Instant) {
-        let lanes: Vec<TouchedRepair> = self.host.lanes.touched_repairs(now).collect();
+        let lanes: Vec<TouchedRepair> = self.cx.sockets.lanes.touched_repairs(now).collect();
         if lanes.is_empty() {
             return;
         }

@@ -76,7 +76,7 @@ impl Worker {
                     self.data.notes.shares.charge_handed(peer, cost);
                 }
                 Kind::Returned { peer } => {
-                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
+                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             uplink.take_back(waited + piece.meta.age, piece.counted_header(), run);
@@ -85,7 +85,7 @@ impl Worker {
                     self.cx.watch_queue(peer, now);
                 }
                 Kind::Payloads { peer, lane } => {
-                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, &mut self.host, peer, now) {
+                    if let Some(mut uplink) = self.data.uplink(&mut self.cx, peer, now) {
                         for (piece, data) in hand_off.pieces() {
                             let run = Segments { data, segment: piece.meta.segment };
                             let age = waited + piece.meta.age;
@@ -94,7 +94,7 @@ impl Worker {
                         }
                     }
                     self.cx.report_too_large(peer, now);
-                    self.data.look_at_queue(&mut self.cx, &mut self.host, peer, now);
+                    self.data.look_at_queue(&mut self.cx, peer, now);
                 }
             }
         }
@@ -146,7 +146,7 @@ impl Worker {
 
     /// Serves a ready source once; returns how much it read, and whether it may have more.
     fn service(&mut self, token: Token, now: Instant) -> Served {
-        let Self { cx, data, sessions, host, tcp, tunnel, decoy, .. } = self;
+        let Self { cx, data, sessions, tcp, tunnel, decoy, .. } = self;
         cx.stats.unpublished = true;
         data.batch.clear();
         let more = match cx.sockets.factory.source(token) {
@@ -155,8 +155,8 @@ impl Worker {
                 self.take_plain(now);
                 return served;
             }
-            Some(Source::Local(id)) => data.service_local(cx, host, id, now),
-            Some(Source::Tun) => return tunnel.service_tun(cx, data, host, now),
+            Some(Source::Local(id)) => data.service_local(cx, id, now),
+            Some(Source::Tun) => return tunnel.service_tun(cx, data, now),
             Some(Source::Listener(port)) => tcp.accept_tcp(cx, sessions, port, now),
             Some(Source::Tcp(id)) => {
                 let before = tcp.tcp_bytes(id);
@@ -217,8 +217,8 @@ impl Worker {
 
     /// Receives a batch and handles it; returns whether there may be more.
     fn receive_underlay(&mut self, id: UnderlayId, now: Instant) -> bool {
-        if self.cx.sockets.underlays.unblock(id, &mut self.host.lanes, now) {
-            self.data.unblocked(&mut self.cx, &mut self.sessions.control, &mut self.host, id, now);
+        if self.cx.sockets.underlays.unblock(id, &mut self.cx.sockets.lanes, now) {
+            self.data.unblocked(&mut self.cx, &mut self.sessions.control, id, now);
         }
         let Some(underlay) = self.cx.sockets.underlays.get_mut(id) else { return false };
         let port = match underlay.role {
@@ -267,7 +267,7 @@ impl Worker {
         let mut downlink = Downlink {
             peers: &mut self.cx.peers,
             outside: self.sessions.gateway(&mut self.data.unauthenticated, self.cx.id),
-            lanes: &mut self.host.lanes,
+            lanes: &mut self.cx.sockets.lanes,
             underlays: &mut self.cx.sockets.underlays,
             locals: &mut self.cx.sockets.locals,
             tun: self.tunnel.side_mut(),
@@ -300,7 +300,7 @@ impl Worker {
             self.settle_effects(now);
         }
         while let Some((lane, data)) = self.data.notes.challenged.pop() {
-            self.host.lane_challenged(&mut self.cx, lane, data, now);
+            self.cx.lane_challenged(lane, data, now);
             self.settle_effects(now);
         }
         while let Some((lane, error)) = self.data.notes.violations.pop() {

@@ -10,7 +10,7 @@ use base::{
 use config::{self};
 use dataplane::{
     forward::{Local, Locals},
-    lanes::Underlays,
+    lanes::{Lanes, Underlays},
     sockets::{SocketFactory, Source},
 };
 use gate::{Gate, GateParts, budget::Budget, tls};
@@ -118,6 +118,7 @@ impl Worker {
                 sockets: Sockets {
                     factory,
                     underlays: Underlays::default(),
+                    lanes: Lanes::default(),
                     locals: Locals::new(most_segments),
                     ports: Vec::new(),
                 },
