@@ -5,7 +5,7 @@
 //! | timeouts of flows and queues; datagrams that a service does not take | `flows.rs` |
 //! | sends that wait for room in a socket | `waiting.rs` |
 //! | hand-off batches to other workers | `hand_off.rs` |
-//! | the ports of `[[udp]]` after a reload | `reload.rs` |
+//! | the ports of `[[udp]]` after a reload, flows that end by one | `reload.rs` |
 //! | unauthenticated senders' datagrams, until they are served | `unauthenticated.rs` |
 //! | flows for an operator | `inspect.rs` |
 

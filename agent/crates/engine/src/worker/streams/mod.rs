@@ -7,7 +7,7 @@
 //! | connections in the listen backlog | `backlog.rs` |
 //! | ends that vanish | `keepalive.rs` |
 //! | what is noted of forwards for operators | `sight.rs`; their list, and the end of one: `rows.rs` |
-//! | the ports of `[[tcp]]` after a reload, services that are missed | `reload.rs` |
+//! | the ports of `[[tcp]]` after a reload | `reload.rs` |
 
 use std::net::SocketAddr;
 

@@ -1,4 +1,4 @@
-//! The ports of `[[tcp]]` after a reload, and the services that forwards miss.
+//! The ports of `[[tcp]]` after a reload.
 
 use std::time::Instant;
 

@@ -16,7 +16,7 @@
 //!
 //! ```text
 //!   turn:  commands, messages → hand-off batches → ready sources, a batch each, within budgets → timers → some of the decoy's
-//!          replies → control connections → lanes' own packets → send → count → send hand-off batches
+//!          replies → control connections → repairs → lanes' own packets → send → count → send hand-off batches
 //! ```
 
 use std::{
