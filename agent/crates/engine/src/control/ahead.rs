@@ -22,8 +22,9 @@ pub(super) struct Ahead {
     bytes: usize,
     /// The count of sent frames as of the last look.
     sent: u64,
-    /// The count of received frames as of the last look, and the frames that were taken since.
+    /// The count of received frames as of the last look.
     received: u64,
+    /// The frames that the worker has taken since.
     pub(super) taken: u64,
 }
 

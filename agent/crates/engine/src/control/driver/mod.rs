@@ -68,7 +68,7 @@ use path_watch::PathWatch;
 pub use control_stream::UNITS_PER_TURN;
 pub use event::{ControlStats, Event};
 pub use identity::Identity;
-pub(crate) use sending::Line;
+pub(crate) use sending::ConnectionRef;
 
 pub mod accept;
 mod connection;

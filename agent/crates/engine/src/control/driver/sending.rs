@@ -21,14 +21,14 @@ const MOST_SEGMENTS: usize = 44;
 const MOST_PACKET_BYTES: usize = 1_500;
 
 /// A connection that was looked up in the table, and what sending on it concerns beside it.
-pub(crate) struct Line<'a> {
+pub(crate) struct ConnectionRef<'a> {
     handle: ConnectionHandle,
     connection: &'a mut ControlConnection,
     lists: &'a mut Lists,
     messages_sent: &'a mut u64,
 }
 
-impl Deref for Line<'_> {
+impl Deref for ConnectionRef<'_> {
     type Target = ControlConnection;
 
     fn deref(&self) -> &ControlConnection {
@@ -36,7 +36,7 @@ impl Deref for Line<'_> {
     }
 }
 
-impl Line<'_> {
+impl ConnectionRef<'_> {
     /// Queues a control message; the dialler's first opens the control stream.
     pub(crate) fn send(&mut self, message: &Message) {
         let ControlConnection { control, quinn, listed, .. } = &mut *self.connection;
@@ -84,9 +84,9 @@ impl Line<'_> {
 
 impl Control {
     /// Looks a connection up, to read it and send on it.
-    pub(crate) fn line(&mut self, handle: ConnectionHandle) -> Option<Line<'_>> {
+    pub(crate) fn resolve(&mut self, handle: ConnectionHandle) -> Option<ConnectionRef<'_>> {
         let connection = self.connections.get_mut(&handle)?;
-        Some(Line {
+        Some(ConnectionRef {
             handle,
             connection,
             lists: &mut self.lists,
@@ -96,8 +96,8 @@ impl Control {
 
     /// Queues a control message on a connection.
     pub fn send(&mut self, handle: ConnectionHandle, message: &Message) {
-        if let Some(mut line) = self.line(handle) {
-            line.send(message);
+        if let Some(mut connection) = self.resolve(handle) {
+            connection.send(message);
         }
     }
 

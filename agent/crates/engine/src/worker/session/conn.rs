@@ -8,7 +8,7 @@ use quinn_proto::ConnectionHandle;
 use wire::{cid::ConnectionIds, messages::Message};
 
 use crate::{
-    control::{connections::StreamConnections, dial::Dialler, driver::Line},
+    control::{connections::StreamConnections, dial::Dialler, driver::ConnectionRef},
     hub::{ToOwner, WorkerMessage},
     peer::{Peer, Session, Throttles},
     worker::{
@@ -21,7 +21,7 @@ use crate::{
 pub(crate) struct Conn<'a> {
     pub(super) data: &'a mut PeerData,
     pub(super) session: &'a mut Session,
-    pub(super) control: Line<'a>,
+    pub(super) control: ConnectionRef<'a>,
     pub(super) dialler: &'a Dialler,
     pub(super) streams: &'a mut StreamConnections,
     pub(super) throttles: &'a mut Throttles,
@@ -35,7 +35,7 @@ impl Sessions {
         let (peers, cx) = cx.split();
         let Peer { data, session, dialler, streams, throttles, .. } = peers.get_mut(id)?;
         let session = session.as_mut()?;
-        let control = self.control.line(session.handle)?;
+        let control = self.control.resolve(session.handle)?;
         Some(Conn { data, session, control, dialler, streams, throttles, ids: &mut self.ids, cx })
     }
 

@@ -140,8 +140,9 @@ impl Sessions {
         if is_server && !self.is_possessed(cx, handle, hello.possession.as_ref(), now) {
             return false;
         }
-        let Some(mut line) = self.control.line(handle) else { return false };
-        if let Err(why) = preshared::settle(&mut line, keys_for(cx, peer), hello, &hello.preshared_keys) {
+        let Some(mut connection) = self.control.resolve(handle) else { return false };
+        if let Err(why) = preshared::settle(&mut connection, keys_for(cx, peer), hello, &hello.preshared_keys)
+        {
             self.refuse_for_key(cx, handle, peer, why, now);
             return false;
         }
@@ -173,8 +174,8 @@ impl Sessions {
             possession,
             preshared_keys: self
                 .control
-                .line(handle)
-                .map(|mut line| preshared::show(&mut line, keys_for(cx, peer)))
+                .resolve(handle)
+                .map(|mut connection| preshared::show(&mut connection, keys_for(cx, peer)))
                 .unwrap_or_default(),
         })
     }

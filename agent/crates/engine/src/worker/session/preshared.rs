@@ -17,7 +17,7 @@ use wire::messages::{CloseReason, Features, Hello, KeyProof, LaneRefusal, Messag
 
 use crate::{
     control::{
-        driver::{ControlConnection, Line},
+        driver::{ConnectionRef, ControlConnection},
         preshared::{Agreed, KeyRefusal, REFUSED_BY_PEER, refused_by_peer},
     },
     hub::WorkerMessage,
@@ -140,7 +140,7 @@ impl Conn<'_> {
 }
 
 /// The proofs of our `keys` on a connection, which the far end is shown now.
-pub(super) fn show(control: &mut Line<'_>, keys: &[PresharedKey]) -> Vec<KeyProof> {
+pub(super) fn show(control: &mut ConnectionRef<'_>, keys: &[PresharedKey]) -> Vec<KeyProof> {
     if keys.is_empty() {
         return Vec::new();
     }
@@ -155,7 +155,7 @@ pub(super) fn show(control: &mut Line<'_>, keys: &[PresharedKey]) -> Vec<KeyProo
 
 /// Finds the key that both ends have, by what the far end's hello says; returns whether it is another one than before.
 pub(super) fn settle(
-    control: &mut Line<'_>,
+    control: &mut ConnectionRef<'_>,
     keys: &[PresharedKey],
     hello: &Hello,
     proofs: &[KeyProof],
