@@ -189,6 +189,7 @@ fn every_kind_of_super_packet_is_taken_and_arrives_cut() {
                         gso_size: SIZE as u16,
                         checksum_start: (headers - l4_header) as u16,
                         checksum_offset,
+                        tunnel: None,
                     };
                     let (header, payload) = packet.split_at(headers);
                     assert_eq!(written.write(vnet, header, payload, SIZE), SendOutcome::Sent, "{gso:?}");
@@ -265,7 +266,7 @@ fn each_worker_has_a_queue_and_a_device_that_is_down_refuses() {
             let mut queues: Vec<Queue> = ports.into_iter().map(Queue::new).collect();
             assert_eq!(queues.len(), 3);
             let offload = queues[0].queue.offload();
-            assert_eq!(offload, TunOffload { tcp: true, udp: offload.udp });
+            assert_eq!(offload, TunOffload { tcp: true, ..offload });
             let own = UdpSocket::bind("10.9.0.1:5000").unwrap();
             own.set_read_timeout(Some(PATIENCE)).unwrap();
             // The kernel answers on the queue from which the other direction came.

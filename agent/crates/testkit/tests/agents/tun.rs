@@ -6,16 +6,20 @@ use crate::tunnel::{Given, How, MOST_MTU, Tunnel, altered, by_flow, cut, fragmen
 use dataplane::lanes::pool;
 use ip::{
     model::Recipe,
-    packets::TunOffload,
+    packets::{TunOffload, TunnelOffload},
     view::{TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 use net::SendFailure;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-const ALL: TunOffload = TunOffload { tcp: true, udp: true };
-const NO_USO: TunOffload = TunOffload { tcp: true, udp: false };
-const NONE: TunOffload = TunOffload { tcp: false, udp: false };
+const ALL: TunOffload = TunOffload { tcp: true, udp: true, tunnels: TunnelOffload::ALL };
+const NO_USO: TunOffload = TunOffload { tcp: true, udp: false, ..NONE };
+const NONE: TunOffload = TunOffload {
+    tcp: false,
+    udp: false,
+    tunnels: TunnelOffload { cut: false, join_ipv4: false, join_ipv6: false },
+};
 
 /// Flows of all kinds, of which each next packet is another.
 pub(super) struct Flows {
