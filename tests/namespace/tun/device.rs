@@ -29,8 +29,8 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A worker's view of its queue.
-struct Queue {
-    queue: Box<dyn TunQueue>,
+pub(crate) struct Queue {
+    pub(crate) queue: Box<dyn TunQueue>,
     ready: Ready,
     batch: ReceiveBatch,
     headers: Vec<VnetHeader>,
@@ -38,7 +38,7 @@ struct Queue {
 
 impl Queue {
     /// Within a runtime.
-    fn new(port: TunPort) -> Self {
+    pub(crate) fn new(port: TunPort) -> Self {
         let ready = Ready::default();
         let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), Ports::default());
         let queue = net.with_tun(Some(port)).tun(Token(1)).unwrap().unwrap();
@@ -46,7 +46,7 @@ impl Queue {
     }
 
     /// Reads once, waiting until there is something.
-    async fn read(&mut self) -> Vec<(VnetHeader, Vec<u8>)> {
+    pub(crate) async fn read(&mut self) -> Vec<(VnetHeader, Vec<u8>)> {
         let read = poll_fn(|context| {
             self.ready.register(context.waker());
             self.ready.drain(&mut Vec::new());
@@ -94,11 +94,11 @@ impl Queue {
     }
 }
 
-fn in_runtime<T>(run: impl Future<Output = T>) -> T {
+pub(crate) fn in_runtime<T>(run: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run)
 }
 
-fn socket(address: &str) -> SocketAddr {
+pub(crate) fn socket(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
 
