@@ -25,6 +25,7 @@ use ip::{
     vnet::{TUNNEL_VNET_HEADER_BYTES, VNET_HEADER_BYTES, VnetHeader},
 };
 use ipnet::IpNet;
+use socket2::{Domain, Protocol, Socket, Type};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::{
@@ -32,15 +33,21 @@ use crate::{
     sys,
 };
 
-/// The offloads of linux/if_tun.h: checksums, TCP over both versions of IP with ECN, and UDP.
+/// The offloads of linux/if_tun.h: checksums, TCP and UDP over both versions of IP.
 const TUN_F_PLAIN: libc::c_uint =
     libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_USO4 | libc::TUN_F_USO6;
 
 /// Super-packets inside of UDP tunnels without an outer checksum, and with one (Linux 6.17).
 const TUN_F_UDP_TUNNELS: libc::c_uint = 0x80 | 0x100;
 
-/// How long a packet may take from the device to a socket of this host; in each version of IP one may be waited for in vain.
-const PATIENCE: Duration = Duration::from_millis(50);
+/// How long a super-packet may take from the device to a socket of this host; in each version of IP one may be waited for in vain.
+const PATIENCE: Duration = Duration::from_millis(20);
+
+/// Single packets that are written before, until one comes, and how long each may take: the kernel takes an IPv6 address into use a
+/// moment after it was set.
+const GREETINGS: usize = 10;
+const GREETING_PATIENCE: Duration = Duration::from_millis(5);
+const GREETING: [u8; 1] = [0];
 
 /// A link for the host itself (RFC 7335), of two addresses.
 const HERE_IPV4: Ipv4Addr = Ipv4Addr::new(192, 0, 0, 6);
@@ -92,7 +99,6 @@ pub(crate) fn probe() -> TunnelOffload {
 struct Link {
     device: SyncDevice,
     index: u32,
-    netlink: Netlink,
     scratch: sys::Scratch,
 }
 
@@ -117,7 +123,15 @@ impl Link {
         }
         let (index, mut netlink) = (device.if_index()?, Netlink::open()?);
         netlink.set_link(index, LinkChange { up: true, mtu: None, queue_packets: None })?;
-        Ok(Self { device, index, netlink, scratch: sys::Scratch::default() })
+        let addresses: [(IpAddr, u8); 2] = [(HERE_IPV6.into(), LINK_IPV6), (HERE_IPV4.into(), LINK_IPV4)];
+        for (here, prefix) in addresses {
+            let net = IpNet::new(here, prefix).map_err(|_| io::ErrorKind::InvalidInput)?;
+            if let Err(error) = netlink.add_address(index, net) {
+                // This host is without that version of IP, or without this address, at which nothing will come.
+                tracing::debug!(%error, %net, "super-packets of tunnels cannot be tried in this version of IP");
+            }
+        }
+        Ok(Self { device, index, scratch: sys::Scratch::default() })
     }
 
     /// Whether all kinds over a version of IP come as they should.
@@ -141,25 +155,40 @@ impl Link {
 
     /// A socket at this end of the link that has sent something to the other end, so that a firewall that keeps states knows both.
     fn socket(&mut self, ipv6: bool) -> io::Result<UdpSocket> {
-        let (here, there, prefix): (IpAddr, IpAddr, u8) = if ipv6 {
-            (HERE_IPV6.into(), THERE_IPV6.into(), LINK_IPV6)
-        } else {
-            (HERE_IPV4.into(), THERE_IPV4.into(), LINK_IPV4)
-        };
-        let net = IpNet::new(here, prefix).map_err(|_| io::ErrorKind::InvalidInput)?;
-        self.netlink.add_address(self.index, net)?;
+        let [there, here] = ends(ipv6);
         let at = |address: IpAddr, port: u16| match address {
             IpAddr::V4(address) => SocketAddr::new(address.into(), port),
             IpAddr::V6(address) => SocketAddrV6::new(address, port, 0, self.index).into(),
         };
-        let socket = UdpSocket::bind(at(here, 0))?;
+        let socket = Socket::new(Domain::for_address(at(here, 0)), Type::DGRAM, Some(Protocol::UDP))?;
+        // Whatever routing rules the host has, nothing leaves by another interface.
+        socket.bind_device(Some(self.device.name()?.as_bytes()))?;
+        socket.bind(&at(here, 0).into())?;
         if ipv6 {
             sys::accept_no_checksum(socket.as_fd())?;
         }
-        socket.connect(at(there, VXLAN))?;
-        socket.set_read_timeout(Some(PATIENCE))?;
-        socket.send(&[0])?;
-        Ok(socket)
+        socket.connect(&at(there, VXLAN).into())?;
+        let socket = UdpSocket::from(socket);
+        socket.set_read_timeout(Some(GREETING_PATIENCE))?;
+        let [port_high, port_low] = socket.local_addr()?.port().to_be_bytes();
+        let [from_high, from_low] = VXLAN.to_be_bytes();
+        let length = (UDP_HEADER + GREETING.len()) as u8;
+        let udp = [&[from_high, from_low, port_high, port_low, 0, length, 0, 0][..], &GREETING].concat();
+        let greeting = enclosed(there, here, UDP, 0, &udp, Some(6));
+        for _ in 0..GREETINGS {
+            let has_sent = socket.send(&GREETING).is_ok();
+            self.write(&VnetHeader::default(), &greeting)?;
+            if has_sent && socket.recv(&mut [0; 8]).is_ok() {
+                socket.set_read_timeout(Some(PATIENCE))?;
+                return Ok(socket);
+            }
+        }
+        Err(io::ErrorKind::TimedOut.into())
+    }
+
+    fn write(&mut self, vnet: &VnetHeader, packet: &[u8]) -> io::Result<()> {
+        let pieces = [&vnet.encode()[..], packet];
+        sys::write_gathered(self.device.as_fd(), &mut self.scratch, pieces.into_iter()).map(drop)
     }
 
     /// Whether a super-packet of this kind comes to `socket` as the packets that it is made of.
@@ -170,12 +199,14 @@ impl Link {
         // Only the partial checksum does not cover it.
         let port = socket.local_addr()?.port();
         bytes[transport_at + 2..transport_at + 4].copy_from_slice(&port.to_be_bytes());
-        let pieces = [&vnet.encode()[..], &bytes];
-        sys::write_gathered(self.device.as_fd(), &mut self.scratch, pieces.into_iter())?;
+        self.write(&vnet, &bytes)?;
         let expected = if form.tcp { vec![bytes] } else { packets };
         let mut buffer = [0; 2 * PACKETS * SEGMENT];
         for packet in expected {
-            let received = socket.recv(&mut buffer)?;
+            let mut received = socket.recv(&mut buffer)?;
+            while buffer[..received] == GREETING {
+                received = socket.recv(&mut buffer)?;
+            }
             if buffer[..received] != packet[transport_at + UDP_HEADER..] {
                 return Ok(false);
             }
@@ -213,14 +244,9 @@ fn packet(form: Form, index: usize) -> Vec<u8> {
         let [high, low] = ((UDP_HEADER + payload.len()) as u16).to_be_bytes();
         (UDP, 6, vec![4, 0, 4, 1, high, low, 0, 0])
     };
-    let (from, to): (IpAddr, IpAddr) = if form.inner_ipv6 {
-        (THERE_IPV6.into(), HERE_IPV6.into())
-    } else {
-        (THERE_IPV4.into(), HERE_IPV4.into())
-    };
+    let [from, to] = ends(form.inner_ipv6);
     let inner = enclosed(from, to, protocol, id, &[&header[..], &payload].concat(), Some(checksum_at));
-    let (from, to): (IpAddr, IpAddr) =
-        if form.ipv6 { (THERE_IPV6.into(), HERE_IPV6.into()) } else { (THERE_IPV4.into(), HERE_IPV4.into()) };
+    let [from, to] = ends(form.ipv6);
     let ethertype: u16 = if form.inner_ipv6 { 0x86dd } else { 0x0800 };
     let vxlan = [8, 0, 0, 0, 0, 0, 1, 0];
     let ethernet = [[2, 0, 0, 0, 0, 2], [2, 0, 0, 0, 0, 1]].concat();
@@ -229,6 +255,11 @@ fn packet(form: Form, index: usize) -> Vec<u8> {
     let [port_high, port_low] = VXLAN.to_be_bytes();
     let udp = [port_high, port_low, port_high, port_low, high, low, 0, 0];
     enclosed(from, to, UDP, id, &[&udp[..], &within].concat(), form.summed.then_some(6))
+}
+
+/// The other end of the link, and this one.
+fn ends(ipv6: bool) -> [IpAddr; 2] {
+    if ipv6 { [THERE_IPV6.into(), HERE_IPV6.into()] } else { [THERE_IPV4.into(), HERE_IPV4.into()] }
 }
 
 /// An IP packet with `payload`, whose checksum at `checksum_at` is completed.
