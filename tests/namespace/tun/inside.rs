@@ -247,7 +247,8 @@ fn says_right(packets: &[Vec<u8>]) {
     file.write_all(&recording).unwrap();
     let mut command = Command::new(needs::tool("tcpdump").unwrap());
     let output = run(command.args(["-nvv", "-r"]).arg(file.path()), Duration::from_secs(20));
-    let said = text(&output.stdout);
+    // It takes a missing checksum over IPv6, which tunnels may have (RFC 6935), for a wrong one.
+    let said = text(&output.stdout).replace("[bad udp cksum 0x0000 ->", "[no cksum]");
     for wrong in ["incorrect", "bad udp cksum", "bad cksum", "truncated", "malformed"] {
         assert!(!said.contains(wrong), "{wrong}: {said}");
     }
