@@ -259,7 +259,7 @@ class Vxlan(Culvert):
         sums = "udpcsum" if sums else "noudpcsum"
         for end, host in enumerate(hosts):
             ends = ["local", self.inner(end), "remote", self.inner(1 - end)]
-            host.run("ip", "link", "add", self.device, "type", "vxlan", "id", 7, *ends, "dstport", 4789, sums, "dev", below)
+            host.run("ip", "link", "add", self.device, "type", "vxlan", "id", number + 1, *ends, "dstport", 4789, sums, "dev", below)
             host.run("ip", "address", "add", f"{VXLAN.format(number, end + 1)}/24", "dev", self.device)
             host.run("ip", "link", "set", self.device, "up")
         self.target = VXLAN.format(number, 2)

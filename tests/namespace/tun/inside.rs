@@ -160,7 +160,7 @@ fn forwarding(test: &str, second_offload: bool, run: impl AsyncFn(&mut Queue, &m
             let mut read = Queue::new(ports.into_iter().next().unwrap());
             let tunnels = written.queue.offload().tunnels;
             if !tunnels.cut {
-                needs::skipped(test, "the kernel has no super-packets of tunnels (before Linux 6.17)");
+                needs::skipped(test, "super-packets of tunnels, of Linux 6.17");
                 return;
             }
             assert_eq!(tunnels, TunnelOffload::ALL, "the trial at the start");
@@ -272,7 +272,7 @@ fn the_trial_leaves_nothing_behind_and_says_where_a_firewall_keeps_it_from_us() 
     let links = space.ip("-o link");
     let before = tried();
     if !before.cut {
-        return needs::skipped(test, "the kernel has no super-packets of tunnels (before Linux 6.17)");
+        return needs::skipped(test, "super-packets of tunnels, of Linux 6.17");
     }
     assert_eq!(before, TunnelOffload::ALL);
     crate::until(&space, "-o link", |said| said == links);

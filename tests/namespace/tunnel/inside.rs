@@ -153,7 +153,7 @@ fn sites(test: &str) -> Option<Sites> {
     wait_for_packets(&sites);
     let status = sites.a().agent.ask(&["status"]);
     if !status.contains("tunnels cut") {
-        needs::skipped(test, "the kernel has no super-packets of tunnels (before Linux 6.17)");
+        needs::skipped(test, "super-packets of tunnels, of Linux 6.17");
         return None;
     }
     assert!(status.contains("tunnels cut and joined"), "{status}");
@@ -185,7 +185,7 @@ fn bridges_of_two_sites_with_geneve_between_them_lease_addresses_and_carry_tcp()
     let probe = ["ip", "link", "add", "probe", "type", "geneve", "id", "1", "remote", "192.0.2.1"];
     let mut command = sites.west().command(probe[0]);
     if !run(command.args(&probe[1..]), Duration::from_secs(10)).status.success() {
-        return needs::skipped(test, "the kernel has no Geneve devices");
+        return needs::skipped(test, "Geneve devices in the kernel");
     }
     let kind = "geneve id 7 remote 10.9.0.{m} dstport 6081 udpcsum";
     lay(&sites, kind);
