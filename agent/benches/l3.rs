@@ -37,6 +37,7 @@ fn super_packet() -> (VnetHeader, Vec<u8>) {
         gso_size: PAYLOAD as u16,
         checksum_start: 20,
         checksum_offset: 16,
+        tunnel: None,
     };
     (vnet, packet)
 }
@@ -82,7 +83,7 @@ fn merge(criterion: &mut Criterion) {
         let mut batch = ReceiveBatch::new(1, at);
         assert!(batch.push(Meta::EMPTY, &buffer[..at]));
         let (mut merger, mut list) = (Merger::default(), PacketDelivery::default());
-        let offload = TunOffload { tcp: true, udp: true };
+        let offload = TunOffload { tcp: true, udp: true, ..TunOffload::default() };
         group.bench_function(name, |bencher| {
             bencher.iter(|| {
                 merger.clear();

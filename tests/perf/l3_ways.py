@@ -19,6 +19,8 @@ from harness import CULVERT, Failed, Samples, until
 UNDERLAY = ("192.0.2.1", "192.0.2.2")
 # By the order of the tunnels: all of them are up at once, and all but one are idle.
 INNER = "10.9.{}.{}"
+# Inside of a VXLAN inside of them.
+VXLAN = "10.78.{}.{}"
 
 CULVERT_PORT, WIREGUARD_PORT, METRICS_PORT = 4433, 51820, 9464
 
@@ -246,6 +248,22 @@ class Culvert(Way):
 
     def state(self):
         return self.agents.state()
+
+
+class Vxlan(Culvert):
+    """A VXLAN device at both ends of Culvert, with outer checksums or without."""
+
+    def __init__(self, kind, hosts, number, sums):
+        super().__init__(kind, hosts, number)
+        below, self.device = self.device, f"vxlan{number}"
+        sums = "udpcsum" if sums else "noudpcsum"
+        for end, host in enumerate(hosts):
+            ends = ["local", self.inner(end), "remote", self.inner(1 - end)]
+            host.run("ip", "link", "add", self.device, "type", "vxlan", "id", number + 1, *ends, "dstport", 4789, sums, "dev", below)
+            host.run("ip", "address", "add", f"{VXLAN.format(number, end + 1)}/24", "dev", self.device)
+            host.run("ip", "link", "set", self.device, "up")
+        self.target = VXLAN.format(number, 2)
+        self.wait()
 
 
 class WireGuardInCulvert(WireGuardGo):

@@ -29,8 +29,8 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// A worker's view of its queue.
-struct Queue {
-    queue: Box<dyn TunQueue>,
+pub(crate) struct Queue {
+    pub(crate) queue: Box<dyn TunQueue>,
     ready: Ready,
     batch: ReceiveBatch,
     headers: Vec<VnetHeader>,
@@ -38,7 +38,7 @@ struct Queue {
 
 impl Queue {
     /// Within a runtime.
-    fn new(port: TunPort) -> Self {
+    pub(crate) fn new(port: TunPort) -> Self {
         let ready = Ready::default();
         let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), Ports::default());
         let queue = net.with_tun(Some(port)).tun(Token(1)).unwrap().unwrap();
@@ -46,7 +46,7 @@ impl Queue {
     }
 
     /// Reads once, waiting until there is something.
-    async fn read(&mut self) -> Vec<(VnetHeader, Vec<u8>)> {
+    pub(crate) async fn read(&mut self) -> Vec<(VnetHeader, Vec<u8>)> {
         let read = poll_fn(|context| {
             self.ready.register(context.waker());
             self.ready.drain(&mut Vec::new());
@@ -94,11 +94,11 @@ impl Queue {
     }
 }
 
-fn in_runtime<T>(run: impl Future<Output = T>) -> T {
+pub(crate) fn in_runtime<T>(run: impl Future<Output = T>) -> T {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap().block_on(run)
 }
 
-fn socket(address: &str) -> SocketAddr {
+pub(crate) fn socket(address: &str) -> SocketAddr {
     address.parse().unwrap()
 }
 
@@ -189,6 +189,7 @@ fn every_kind_of_super_packet_is_taken_and_arrives_cut() {
                         gso_size: SIZE as u16,
                         checksum_start: (headers - l4_header) as u16,
                         checksum_offset,
+                        tunnel: None,
                     };
                     let (header, payload) = packet.split_at(headers);
                     assert_eq!(written.write(vnet, header, payload, SIZE), SendOutcome::Sent, "{gso:?}");
@@ -265,7 +266,7 @@ fn each_worker_has_a_queue_and_a_device_that_is_down_refuses() {
             let mut queues: Vec<Queue> = ports.into_iter().map(Queue::new).collect();
             assert_eq!(queues.len(), 3);
             let offload = queues[0].queue.offload();
-            assert_eq!(offload, TunOffload { tcp: true, udp: offload.udp });
+            assert_eq!(offload, TunOffload { tcp: true, ..offload });
             let own = UdpSocket::bind("10.9.0.1:5000").unwrap();
             own.set_read_timeout(Some(PATIENCE)).unwrap();
             // The kernel answers on the queue from which the other direction came.

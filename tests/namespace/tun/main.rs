@@ -4,6 +4,7 @@
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod device;
+mod inside;
 mod kernel;
 mod lost;
 mod overrun;

@@ -10,6 +10,7 @@ mod fleet;
 mod forwarding;
 mod hub;
 mod impaired;
+mod inside;
 mod kernel_routes;
 mod life;
 mod marks;

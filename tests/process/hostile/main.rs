@@ -324,6 +324,7 @@ fn attacks_of_a_guest_harm_nobody_else() {
         Attack::Symbols,
         Attack::Reports,
         Attack::Packets,
+        Attack::Inside,
         Attack::HeldPackets,
         Attack::Joins,
         Attack::PresharedKeys,
@@ -347,7 +348,7 @@ fn attacks_with_ip_packets_at_a_device_harm_nobody_else() {
     let [place, _] = cable.places();
     place.enter(|| {
         let mut scene = Scene::new(&place, Setting::Device);
-        for attack in [Attack::Packets, Attack::HeldPackets] {
+        for attack in [Attack::Packets, Attack::Inside, Attack::HeldPackets] {
             for mode in [Mode::Lanes, Mode::Standard] {
                 let before = scene.written(attack);
                 scene.harm(attack, mode);
@@ -355,6 +356,10 @@ fn attacks_with_ip_packets_at_a_device_harm_nobody_else() {
             }
         }
         scene.assert_accounted_for();
+        // What the kernel refuses to take was joined wrongly.
+        let refused =
+            scene.pair.exit.samples().count("culvert_tun_errors_total", &[("direction", "downlink")]);
+        assert_eq!(refused, 0, "packets that the device did not take");
         assert!(scene.pair.exit.samples().dropped("spoofed") > 0, "some had a source of somebody else");
     });
 }

@@ -156,7 +156,7 @@ impl<'a> Run<'a> {
         let setup = &schedule.setup;
         let mut world = World::new(setup.seed);
         world.digest();
-        world.offload = TunOffload { tcp: false, udp: false };
+        world.offload = TunOffload::default();
         for agent in 0..=EXIT {
             world.workers = setup.workers[usize::from(agent)];
             let seed = agent + 1;

@@ -55,7 +55,7 @@ fn cut(vnet: &VnetHeader, packet: &[u8]) -> Result<Vec<Vec<u8>>, Malformed> {
 
 /// The one packet that `segments` become. A device that takes no super-packets would be given each by itself.
 fn join(mut segments: Vec<Vec<u8>>) -> Result<(VnetHeader, Vec<u8>), Malformed> {
-    let device = TunOffload { tcp: true, udp: false };
+    let device = TunOffload { tcp: true, ..TunOffload::default() };
     let (mut merger, mut list) = (Merger::default(), PacketDelivery::default());
     for slot in 0..segments.len() {
         let view = IpView::parse(&segments[slot])?;
@@ -109,6 +109,7 @@ fn super_packet(payload: usize) -> (VnetHeader, Vec<u8>) {
         gso_size: SEGMENT,
         checksum_start: IP_HEADER as u16,
         checksum_offset: CHECKSUM_AT as u16,
+        tunnel: None,
     };
     (vnet, packet)
 }

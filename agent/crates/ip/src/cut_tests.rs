@@ -1,10 +1,10 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{model::Recipe, properties};
+use crate::{model::Recipe, properties, vnet::VNET_HEADER_BYTES};
 
 fn input(vnet: &VnetHeader, packet: &[u8]) -> Vec<u8> {
-    [&vnet.encode()[..], packet].concat()
+    [&vnet.encode()[..VNET_HEADER_BYTES], packet].concat()
 }
 
 #[test]
@@ -73,7 +73,7 @@ fn a_super_packet_that_is_none_is_refused() {
     };
     assert_eq!(with(6, 0x20), Some(Malformed::Offload), "a fragment");
     assert_eq!(with(32, 0x40), Some(Malformed::HeaderLength));
-    let (vnet, packet) = Recipe { ipv6: true, ip_options: 160, ..Recipe::TCP }.super_packet(10);
+    let (vnet, packet) = Recipe { ipv6: true, ip_options: 400, ..Recipe::TCP }.super_packet(10);
     assert_eq!(refused(vnet, &packet), Some(Malformed::HeaderLength), "longer than {MOST_HEADER} bytes");
     let (vnet, mut packet) = Recipe { payload: 65_520, ..Recipe::UDP }.super_packet(65_520);
     assert_eq!(refused(vnet, &packet), Some(Malformed::TotalLength));

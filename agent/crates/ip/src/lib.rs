@@ -7,6 +7,7 @@
 //! | what an IP packet's headers say, and which flow it is of | `view.rs` |
 //! | which packets become of what was read | `cut.rs` |
 //! | which packets are written together | `merge.rs`, the list is in `packets.rs` |
+//! | which of them are in a tunnel (VXLAN, Geneve), and what stands before them | `tunnels.rs` |
 //! | which fragments become of a packet that is too large and may be cut | `fragment.rs` |
 //! | what a sender is told whose packet cannot be carried | `icmp.rs` |
 //! | what TCP is told to send at most | `mss.rs` |
@@ -32,5 +33,6 @@ pub mod packets;
 #[doc(hidden)]
 pub mod properties;
 pub mod routes;
+mod tunnels;
 pub mod view;
 pub mod vnet;

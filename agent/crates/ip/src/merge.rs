@@ -10,11 +10,13 @@
 //! ```
 //!
 //! Cut again by the kernel, a super-packet gives the packets that went in, but for the identification of IPv4 packets that
-//! may not be fragmented, where it means nothing (RFC 6864 §4.1).
+//! may not be fragmented, where it means nothing (RFC 6864 §4.1). Of packets inside of a tunnel (`tunnels.rs`), the flow is the
+//! inner one, and the outer headers come before its own.
 
 use crate::{
     checksum,
     packets::{Buffers, MOST_PIECES, Packet, PacketDelivery, TunOffload},
+    tunnels::{Outer, is_tunnel_port},
     view::{ChecksumAt, Fragment, IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
@@ -42,6 +44,8 @@ const PSH: u8 = 0x08;
 #[derive(Debug)]
 pub struct Merger {
     flows: [Flow; FLOWS],
+    /// What stands before the packets of those flows that are inside of a tunnel.
+    outers: [Outer; FLOWS],
     /// The index of the flow whose packet came last.
     last: usize,
     /// The index of the flow that is replaced next.
@@ -50,7 +54,7 @@ pub struct Merger {
 
 impl Default for Merger {
     fn default() -> Self {
-        Self { flows: [Flow::NONE; FLOWS], last: 0, next: 0 }
+        Self { flows: [Flow::NONE; FLOWS], outers: [Outer::NONE; FLOWS], last: 0, next: 0 }
     }
 }
 
@@ -94,7 +98,7 @@ impl Merger {
         let known = self.flows.iter().position(|flow| flow.open && flow.is_of(view));
         if let Some(known) = known {
             self.last = known;
-            if mergeable && self.flows[known].join(list, batch, &packet) {
+            if mergeable && self.join(known, list, batch, &packet) {
                 return;
             }
             self.flows[known].open = false;
@@ -108,7 +112,11 @@ impl Merger {
         list.add(message, packet.slot, packet.range.clone());
         if mergeable {
             let bytes = &batch.bytes(slot)[packet.range.clone()];
-            if let Some(flow) = Flow::begin(bytes, view, packet, message) {
+            let may_hold_others = is_tunnel_port(view) && !partial && offload.tunnels.joins(view.is_ipv6());
+            if may_hold_others && let Some((outer, flow)) = begin_inside(bytes, view, &packet, message) {
+                self.last = self.room(known);
+                (self.flows[self.last], self.outers[self.last]) = (flow, outer);
+            } else if let Some(flow) = Flow::begin(bytes, view, packet, message) {
                 self.last = self.room(known);
                 self.flows[self.last] = flow;
             }
@@ -122,16 +130,33 @@ impl Merger {
     /// When there is no such buffer or range.
     #[inline]
     pub fn try_join(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
-        if self.flows[self.last].join(list, batch, packet) {
+        let last = self.last;
+        if self.join(last, list, batch, packet) {
             return true;
         }
-        for index in (0..FLOWS).filter(|index| *index != self.last) {
-            if self.flows[index].join(list, batch, packet) {
+        for index in (0..FLOWS).filter(|index| *index != last) {
+            if self.join(index, list, batch, packet) {
                 self.last = index;
                 return true;
             }
         }
         false
+    }
+
+    /// Joins `packet` to the message of the flow with this index; see [`Flow::join`].
+    #[inline]
+    fn join(
+        &mut self,
+        index: usize,
+        list: &mut PacketDelivery,
+        batch: &impl Buffers,
+        packet: &Packet,
+    ) -> bool {
+        let flow = &mut self.flows[index];
+        if flow.inside {
+            return join_inside(flow, &mut self.outers[index], list, batch, packet);
+        }
+        flow.join(list, batch, packet)
     }
 
     /// The index that a new flow gets: that of `known`, of a closed flow, or the next one in turn.
@@ -148,6 +173,9 @@ impl Merger {
 #[derive(Clone, Debug)]
 struct Flow {
     open: bool,
+    /// Whether the packets are inside of a tunnel. All but `view` is then of the inner packets, and indices are from the start of
+    /// the inner IP header.
+    inside: bool,
     message: usize,
     owner: u32,
     partial: bool,
@@ -177,6 +205,7 @@ struct Flow {
 impl Flow {
     const NONE: Self = Self {
         open: false,
+        inside: false,
         message: 0,
         owner: 0,
         partial: false,
@@ -263,41 +292,58 @@ impl Flow {
     #[inline]
     fn join(&mut self, list: &mut PacketDelivery, batch: &impl Buffers, packet: &Packet) -> bool {
         let bytes = &batch.bytes(packet.slot)[packet.range.clone()];
-        let ip = self.ip;
-        if !self.open
-            || bytes.len() <= self.header
-            || bytes[ip..ip + 4] != self.ports
-            || packet.owner != self.owner
-            || packet.partial != self.partial
-            || !self.has_same_header(bytes)
-        {
-            return false;
-        }
-        let payload = bytes.len() - self.header;
-        let most = if self.tcp { MOST_PIECES } else { MOST_DATAGRAMS };
-        if payload > self.segment
-            || self.header + self.payload + payload > MOST_PACKET
-            || self.packets >= most
-            || self.tcp && sequence(bytes, ip) != self.next_sequence
-            || !self.says_right(bytes)
-            || !self.is_next_id(bytes)
-            || !self.is_verified(batch, bytes)
-        {
+        if packet.partial != self.partial || !self.is_next(batch, bytes, packet.owner, 0) {
             return false;
         }
         if self.packets == 1 {
             list.set_header(self.message, &self.template[..self.header]);
         }
         list.add(self.message, packet.slot, packet.range.start + self.header..packet.range.end);
+        let pushed = self.advance(bytes);
+        let (message, own) = list.parts_mut(self.message);
+        self.complete_header(own, pushed);
+        if self.packets == 2 {
+            message.vnet = self.vnet();
+        }
+        true
+    }
+
+    /// Whether the kernel would cut off `bytes`, which `owner` sent, again as they are, behind what the flow has. `outer` bytes of
+    /// headers precede both.
+    #[inline]
+    fn is_next(&mut self, batch: &impl Buffers, bytes: &[u8], owner: u32, outer: usize) -> bool {
+        let ip = self.ip;
+        if !self.open
+            || bytes.len() <= self.header
+            || bytes[ip..ip + 4] != self.ports
+            || owner != self.owner
+            || !self.has_same_header(bytes)
+        {
+            return false;
+        }
+        let payload = bytes.len() - self.header;
+        let most = if self.tcp { MOST_PIECES } else { MOST_DATAGRAMS };
+        payload <= self.segment
+            && outer + self.header + self.payload + payload <= MOST_PACKET
+            && self.packets < most
+            && (!self.tcp || sequence(bytes, ip) == self.next_sequence)
+            && self.says_right(bytes)
+            && self.is_next_id(bytes)
+            && self.is_verified(batch, bytes)
+    }
+
+    /// Counts a packet that was joined; returns whether it has PSH.
+    #[inline]
+    fn advance(&mut self, bytes: &[u8]) -> bool {
+        let payload = bytes.len() - self.header;
         self.packets += 1;
         self.payload += payload;
         self.id = word(bytes, 4);
-        let pushed = self.tcp && bytes[ip + 13] & PSH != 0;
+        let pushed = self.tcp && bytes[self.ip + 13] & PSH != 0;
         // A packet's payload has less than 64 KiB.
         self.next_sequence = self.next_sequence.wrapping_add(payload as u32);
         self.open = payload == self.segment && !pushed;
-        self.complete_header(list, pushed);
-        true
+        pushed
     }
 
     /// Whether all that must not differ from the first packet's headers does not.
@@ -366,12 +412,11 @@ impl Flow {
         checksum::fold(sum) == 0xffff
     }
 
-    /// Makes the message's own header that of all its packets.
+    /// Makes `own`, the message's own header, that of all its packets.
     #[inline]
-    fn complete_header(&self, list: &mut PacketDelivery, pushed: bool) {
-        let (message, own) = list.parts_mut(self.message);
+    fn complete_header(&self, own: &mut [u8], pushed: bool) {
         let ip = self.ip;
-        // `join` keeps them below 64 KiB.
+        // `is_next` keeps them below 64 KiB.
         let total = (self.header + self.payload) as u16;
         let length = total - ip as u16;
         let mut put = |at: usize, word: u16| own[at..at + 2].copy_from_slice(&word.to_be_bytes());
@@ -383,30 +428,112 @@ impl Flow {
             put(4, length);
         }
         let partial = checksum::fold(u64::from(self.pseudo_sum) + u64::from(length));
-        let checksum_offset = if self.tcp { 16 } else { 6 };
-        put(ip + checksum_offset, partial);
+        put(ip + self.checksum_offset(), partial);
         if !self.tcp {
             put(ip + 4, length);
         }
         if pushed {
             own[ip + 13] |= PSH;
         }
-        if self.packets == 2 {
-            message.vnet = VnetHeader {
-                needs_checksum: true,
-                gso: match (self.tcp, ip) {
-                    (false, _) => Gso::Udp,
-                    (true, IPV4_HEADER) => Gso::Tcp4,
-                    (true, _) => Gso::Tcp6,
-                },
-                gso_ecn: false,
-                header_len: self.header as u16,
-                gso_size: self.segment as u16,
-                checksum_start: ip as u16,
-                checksum_offset: checksum_offset as u16,
-            };
+    }
+
+    /// What the kernel is told of several packets.
+    fn vnet(&self) -> VnetHeader {
+        VnetHeader {
+            needs_checksum: true,
+            gso: match (self.tcp, self.ip) {
+                (false, _) => Gso::Udp,
+                (true, IPV4_HEADER) => Gso::Tcp4,
+                (true, _) => Gso::Tcp6,
+            },
+            gso_ecn: false,
+            header_len: self.header as u16,
+            gso_size: self.segment as u16,
+            checksum_start: self.ip as u16,
+            checksum_offset: self.checksum_offset() as u16,
+            tunnel: None,
         }
     }
+
+    /// The distance of the checksum from the L4 header.
+    fn checksum_offset(&self) -> usize {
+        if self.tcp { 16 } else { 6 }
+    }
+}
+
+/// A flow that begins with what is inside of `bytes`, whose outer headers are `view`, if others can be joined to it.
+fn begin_inside(bytes: &[u8], view: &IpView, packet: &Packet, message: usize) -> Option<(Outer, Flow)> {
+    let (outer, inner_view) = Outer::begin(bytes, view)?;
+    let start = packet.range.start + outer.len();
+    let inner = Packet { range: start..packet.range.end, ..packet.clone() };
+    let flow = Flow::begin(bytes.get(outer.len()..)?, &inner_view, inner, message)?;
+    // Whether other packets are of the flow is asked with a view of their outer headers.
+    Some((outer, Flow { inside: true, view: Some(*view), ..flow }))
+}
+
+/// [`Flow::join`] for packets inside of a tunnel.
+fn join_inside(
+    flow: &mut Flow,
+    outer: &mut Outer,
+    list: &mut PacketDelivery,
+    batch: &impl Buffers,
+    packet: &Packet,
+) -> bool {
+    let bytes = &batch.bytes(packet.slot)[packet.range.clone()];
+    let Some((before, inner)) = bytes.split_at_checked(outer.len()) else { return false };
+    // Its outer checksum follows from the inner one, and is looked at with that.
+    let first = flow.unverified;
+    if !flow.open
+        || packet.partial
+        || !outer.goes_on(before, bytes.len())
+        || !flow.is_next(batch, inner, packet.owner, outer.len())
+    {
+        return false;
+    }
+    let inner_sum = |inner: &[u8]| {
+        let covered = (inner.len() - flow.ip) as u64;
+        let network = u64::from(checksum::sum(&inner[..flow.ip]));
+        network + u64::from(!checksum::fold(u64::from(flow.pseudo_sum) + covered))
+    };
+    let is_right = |all: &[u8]| {
+        let (before, inner) = all.split_at(outer.len());
+        outer.has_right_checksum(before, all.len(), inner_sum(inner))
+    };
+    let first_is_right =
+        first.is_none_or(|(slot, start, end)| is_right(&batch.bytes(slot)[start - outer.len()..end]));
+    if !first_is_right {
+        flow.open = false;
+        return false;
+    }
+    if !is_right(bytes) {
+        return false;
+    }
+    let header = outer.len() + flow.header;
+    if flow.packets == 1 {
+        let mut own = [0; Outer::MOST + MOST_HEADER];
+        own[..outer.len()].copy_from_slice(outer.template());
+        own[outer.len()..header].copy_from_slice(&flow.template[..flow.header]);
+        list.set_header(flow.message, &own[..header]);
+    }
+    list.add(flow.message, packet.slot, packet.range.start + header..packet.range.end);
+    let pushed = flow.advance(inner);
+    outer.advance(before);
+    let (message, own) = list.parts_mut(flow.message);
+    let (before, inner) = own.split_at_mut(outer.len());
+    flow.complete_header(inner, pushed);
+    outer.complete(before, header + flow.payload);
+    if flow.packets == 2 {
+        let within = flow.vnet();
+        // A header is far below 64 KiB.
+        let before = outer.len() as u16;
+        message.vnet = VnetHeader {
+            header_len: header as u16,
+            checksum_start: before + within.checksum_start,
+            tunnel: Some(outer.vnet()),
+            ..within
+        };
+    }
+    true
 }
 
 #[inline]

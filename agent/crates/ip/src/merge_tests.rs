@@ -4,10 +4,11 @@ use super::*;
 use crate::{
     cut::Cut,
     model::Recipe,
+    packets::TunnelOffload,
     properties::{self, written},
 };
 
-const ALL: TunOffload = TunOffload { tcp: true, udp: true };
+const ALL: TunOffload = TunOffload { tcp: true, udp: true, tunnels: TunnelOffload::ALL };
 
 /// A batch with one packet in each buffer, and what has been listed of it.
 struct Fixture {

@@ -1,8 +1,8 @@
 //! A simple model of what the kernel does with a super-packet, and packets to try it with: for the tests and the fuzz targets.
 
 use crate::{
-    view::{TCP, UDP},
-    vnet::{Gso, VnetHeader},
+    view::{IpView, TCP, UDP},
+    vnet::{Gso, VnetHeader, VnetTunnel},
 };
 
 /// The sum of `bytes` as RFC 1071 defines it, from `total` on.
@@ -49,8 +49,35 @@ fn set_partial(packet: &mut [u8], start: usize, protocol: u8) {
     put(packet, start + if protocol == TCP { 16 } else { 6 }, partial);
 }
 
-/// The packets, with complete checksums, of what is written to a TUN device; `start` is where their L4 header begins.
+/// The packets of a super-packet of packets inside of a tunnel, whose outer UDP header begins at `start`.
+fn packets_inside(vnet: &VnetHeader, tunnel: VnetTunnel, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
+    let (outer, inner) = bytes.split_at(tunnel.network_at.into());
+    let inner_start = IpView::super_packet(inner).expect("it was cut").transport_at;
+    let within = packets(&VnetHeader { tunnel: None, ..*vnet }, inner, inner_start);
+    let packet = |(index, inner): (usize, Vec<u8>)| {
+        let mut packet = [outer, &inner].concat();
+        if packet[0] >> 4 == 4 {
+            let id = u16::from_be_bytes([packet[4], packet[5]]);
+            put(&mut packet, 4, id.wrapping_add(index as u16));
+        }
+        set_lengths(&mut packet);
+        set_partial(&mut packet, start, UDP);
+        if tunnel.checksum {
+            complete(&mut packet, start, 6);
+        } else {
+            put(&mut packet, start + 6, 0);
+        }
+        packet
+    };
+    within.into_iter().enumerate().map(packet).collect()
+}
+
+/// The packets, with complete checksums, of what is written to a TUN device; `start` is where their L4 header begins, the outer one
+/// of a tunnel.
 pub fn packets(vnet: &VnetHeader, bytes: &[u8], start: usize) -> Vec<Vec<u8>> {
+    if let Some(tunnel) = vnet.tunnel {
+        return packets_inside(vnet, tunnel, bytes, start);
+    }
     let protocol = match vnet.gso {
         Gso::None => {
             let mut packet = bytes.to_vec();
@@ -208,7 +235,110 @@ impl Recipe {
             gso_size,
             checksum_start: start as u16,
             checksum_offset: if tcp { 16 } else { 6 },
+            tunnel: None,
         };
         (vnet, self.partial())
+    }
+}
+
+/// The headers of a tunnel before a packet.
+#[derive(Clone, Copy, Debug)]
+pub struct TunnelRecipe {
+    pub geneve: bool,
+    pub ipv6: bool,
+    /// Whether there is an outer checksum.
+    pub summed: bool,
+    /// The last byte of the source port.
+    pub flow: u8,
+    pub id: u16,
+    pub dont_fragment: bool,
+    /// Bytes of Geneve options, a multiple of 4.
+    pub options: usize,
+    pub vlan: bool,
+}
+
+impl TunnelRecipe {
+    /// VXLAN over IPv4 without checksums, as Linux sends it.
+    pub const VXLAN: Self = Self {
+        geneve: false,
+        ipv6: false,
+        summed: false,
+        flow: 1,
+        id: 7,
+        dont_fragment: false,
+        options: 0,
+        vlan: false,
+    };
+
+    /// The index of the inner IP header.
+    pub fn network_at(&self) -> usize {
+        let geneve = if self.geneve { self.options } else { 0 };
+        self.transport_at() + 8 + 8 + geneve + 14 + if self.vlan { 4 } else { 0 }
+    }
+
+    /// The index of the outer UDP header.
+    pub fn transport_at(&self) -> usize {
+        if self.ipv6 { 40 } else { 20 }
+    }
+
+    /// The packet with `inner` inside, and the outer checksum complete if there is one.
+    pub fn packet(&self, inner: &[u8]) -> Vec<u8> {
+        let mut packet = self.partial(inner);
+        if self.summed {
+            complete(&mut packet, self.transport_at(), 6);
+        }
+        packet
+    }
+
+    /// The same with the sum of the pseudo-header in the place of the checksum.
+    fn partial(&self, inner: &[u8]) -> Vec<u8> {
+        let outer = Recipe {
+            ipv6: self.ipv6,
+            flow: self.flow,
+            id: self.id,
+            dont_fragment: self.dont_fragment,
+            payload: 0,
+            ..Recipe::UDP
+        };
+        let mut packet = outer.partial();
+        let start = self.transport_at();
+        put(&mut packet, start + 2, if self.geneve { 6081 } else { 4789 });
+        if self.geneve {
+            packet.extend([(self.options / 4) as u8, 0, 0x65, 0x58, 0, 0, 7, 0]);
+            packet.extend((0..self.options).map(|at| at as u8));
+        } else {
+            packet.extend([8, 0, 0, 0, 0, 0, 7, 0]);
+        }
+        packet.extend([2, 0, 0, 0, 0, 2, 2, 0, 0, 0, 0, 1]);
+        if self.vlan {
+            packet.extend([0x81, 0, 0, 5]);
+        }
+        packet.extend(if inner[0] >> 4 == 4 { [8, 0] } else { [0x86, 0xdd] });
+        packet.extend(inner);
+        set_lengths(&mut packet);
+        set_partial(&mut packet, start, UDP);
+        if !self.summed {
+            put(&mut packet, start + 6, 0);
+        }
+        packet
+    }
+
+    /// A super-packet of packets inside: what is said of it, and its bytes.
+    pub fn super_packet(&self, inner: &Recipe, gso_size: u16) -> (VnetHeader, Vec<u8>) {
+        let (within, bytes) = inner.super_packet(gso_size);
+        let before = self.network_at() as u16;
+        let tunnel = VnetTunnel {
+            ipv6: self.ipv6,
+            checksum: self.summed,
+            transport_at: self.transport_at() as u16,
+            network_at: before,
+        };
+        let vnet = VnetHeader {
+            header_len: before + within.header_len,
+            checksum_start: before + within.checksum_start,
+            tunnel: Some(tunnel),
+            ..within
+        };
+        (vnet, self.partial(&bytes))
     }
 }

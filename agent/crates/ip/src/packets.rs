@@ -5,6 +5,7 @@
 //!   written as   | virtio header | own header | piece → piece → … |
 //!   one packet     gso none        empty        the whole packet
 //!   several        gso, size       IP + L4      their L4 payloads, in order
+//!   in a tunnel    and offsets     and before   the same of the packets inside
 //! ```
 
 use std::ops::Range;
@@ -18,6 +19,30 @@ pub struct TunOffload {
     pub tcp: bool,
     /// UDP super-packets, both ways (`TUN_F_USO4`, `TUN_F_USO6`; Linux 6.2).
     pub udp: bool,
+    /// Super-packets of packets inside of tunnels.
+    pub tunnels: TunnelOffload,
+}
+
+/// The super-packets of packets inside of VXLAN and Geneve tunnels that pass a TUN device, TCP and UDP inside of IPv4 and of IPv6.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct TunnelOffload {
+    /// They are read from it (`TUN_F_UDP_TUNNEL_GSO`, `TUN_F_UDP_TUNNEL_GSO_CSUM`; Linux 6.17).
+    pub cut: bool,
+    /// Those over IPv4 may be written to it.
+    pub join_ipv4: bool,
+    /// Those over IPv6 may be written to it.
+    pub join_ipv6: bool,
+}
+
+impl TunnelOffload {
+    /// All that a kernel may offer.
+    pub const ALL: Self = Self { cut: true, join_ipv4: true, join_ipv6: true };
+
+    /// Whether those over this version of IP may be written.
+    #[must_use]
+    pub fn joins(self, ipv6: bool) -> bool {
+        if ipv6 { self.join_ipv6 } else { self.join_ipv4 }
+    }
 }
 
 /// The received buffers of a batch, by number.

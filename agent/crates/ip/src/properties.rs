@@ -9,11 +9,12 @@ use crate::{
     fragment::Fragments,
     icmp,
     merge::Merger,
-    model::{self, Recipe},
+    model::{self, Recipe, TunnelRecipe},
     mss,
-    packets::{MOST_PIECES, Packet, PacketDelivery, TunOffload},
+    packets::{MOST_PIECES, Packet, PacketDelivery, TunOffload, TunnelOffload},
+    tunnels::Outer,
     view::{ChecksumAt, IpView, TCP, UDP},
-    vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
+    vnet::{Gso, TUNNEL_VNET_HEADER_BYTES, VNET_HEADER_BYTES, VnetHeader},
 };
 
 /// Takes `input` as an IP packet.
@@ -102,6 +103,16 @@ pub fn ip_fragments(input: &[u8]) {
 /// It is refused, or cut as the kernel would cut it, with partial checksums and with complete ones.
 pub fn ip_cut(input: &[u8]) {
     let Some((header, packet)) = input.split_first_chunk::<VNET_HEADER_BYTES>() else { return };
+    cut_as_the_kernel(header, packet);
+}
+
+/// Takes `input` as what is read from a TUN device with super-packets of tunnels: as [`ip_cut`].
+pub fn ip_tunnel_cut(input: &[u8]) {
+    let Some((header, packet)) = input.split_first_chunk::<TUNNEL_VNET_HEADER_BYTES>() else { return };
+    cut_as_the_kernel(header, packet);
+}
+
+fn cut_as_the_kernel(header: &[u8], packet: &[u8]) {
     let Some(vnet) = VnetHeader::decode(header) else { return };
     let view = match vnet.gso {
         Gso::None => IpView::parse(packet),
@@ -109,9 +120,9 @@ pub fn ip_cut(input: &[u8]) {
     };
     let Ok(view) = view else { return };
     for completes in [false, true] {
-        let mut packet = packet.to_vec();
-        let Ok(cut) = Cut::new(&vnet, &mut packet, &view, completes) else { continue };
-        same_as_model(&cut, &vnet, &input[VNET_HEADER_BYTES..][..view.len], &view);
+        let mut copy = packet.to_vec();
+        let Ok(cut) = Cut::new(&vnet, &mut copy, &view, completes) else { continue };
+        same_as_model(&cut, &vnet, &packet[..view.len], &view);
         assert!(completes || !cut.is_partial());
     }
 }
@@ -147,11 +158,27 @@ fn same_as_model(cut: &Cut<'_>, vnet: &VnetHeader, original: &[u8], view: &IpVie
 /// What is written, cut as the kernel would cut it, is the packets that came, each flow's in their order.
 pub fn ip_merge(input: &[u8]) {
     let Some((&how, recipes)) = input.split_first() else { return };
-    let offload = TunOffload { tcp: how & 1 == 0, udp: how & 2 == 0 };
+    let offload = TunOffload { tcp: how & 1 == 0, udp: how & 2 == 0, tunnels: TunnelOffload::default() };
     let mut stream = Stream::default();
     let arrivals: Vec<Arrival> =
         recipes.as_chunks::<8>().0.iter().take(512).map(|bytes| stream.arrival(bytes)).collect();
-    let (mut batch, packets) = fill(&arrivals, 1 + usize::from(how >> 4));
+    merged(how, &arrivals, offload);
+}
+
+/// Takes `input` as the recipes of packets inside of tunnels that come from peers, 10 bytes each behind one that says how they come: as
+/// [`ip_merge`].
+pub fn ip_tunnel_merge(input: &[u8]) {
+    let Some((&how, recipes)) = input.split_first() else { return };
+    let tunnels = TunnelOffload { cut: true, join_ipv4: how & 1 == 0, join_ipv6: how & 2 == 0 };
+    let offload = TunOffload { tcp: true, udp: true, tunnels };
+    let mut stream = Stream::default();
+    let arrivals: Vec<Arrival> =
+        recipes.as_chunks::<10>().0.iter().take(512).map(|bytes| stream.arrival_inside(bytes)).collect();
+    merged(how, &arrivals, offload);
+}
+
+fn merged(how: u8, arrivals: &[Arrival], offload: TunOffload) {
+    let (mut batch, packets) = fill(arrivals, 1 + usize::from(how >> 4));
     let (mut list, mut merger) = (PacketDelivery::default(), Merger::default());
     for (arrival, packet) in arrivals.iter().zip(packets) {
         if arrival.tries_join && merger.try_join(&mut list, &batch, &packet) {
@@ -193,6 +220,7 @@ impl Arrival {
 struct Stream {
     sequence: [u32; 8],
     id: [u16; 8],
+    outer_id: [u16; 8],
 }
 
 impl Stream {
@@ -250,6 +278,49 @@ impl Stream {
         let owner = u32::from(how >> 6 == 3);
         Arrival { packet, partial, owner, tries_join: how & 0x10 == 0 }
     }
+
+    /// A packet of [`Stream::arrival`], which the first 8 bytes are of, inside of a tunnel.
+    fn arrival_inside(&mut self, bytes: &[u8; 10]) -> Arrival {
+        let [inner @ .., kind, special] = bytes;
+        let inner_bytes: &[u8; 8] = inner.first_chunk().expect("8 of 10");
+        let inner = self.arrival(inner_bytes);
+        let flow = inner_bytes[0] & 7;
+        let outer = &mut self.outer_id[usize::from(flow)];
+        *outer = outer.wrapping_add(if *special == 1 { 2 } else { 1 });
+        let recipe = TunnelRecipe {
+            geneve: kind & 1 != 0,
+            ipv6: kind & 2 != 0,
+            summed: kind & 4 != 0,
+            flow: 1 + flow,
+            id: *outer,
+            dont_fragment: kind & 8 != 0,
+            options: if kind & 0x30 == 0 { 4 * usize::from(kind >> 6) } else { 0 },
+            vlan: kind & 0x30 == 0x10,
+        };
+        let mut packet = recipe.packet(&inner.packet);
+        let start = recipe.transport_at();
+        match special {
+            // Another checksum, or one where there was none; another length; another port.
+            2 => packet[start + 6] ^= 0x5a,
+            3 => packet[start + 5] ^= 1,
+            4 => packet[start + 3] ^= 1,
+            // Of the tunnel's header: flags, identifier, reserved bits.
+            5 => packet[start + 8] ^= 0x40,
+            6 => packet[start + 9] ^= 0x80,
+            7 => packet[start + 14] ^= 1,
+            8 => packet[start + 15] ^= 1,
+            // Another Ethernet type, address, or padding behind the packet inside.
+            9 => packet[recipe.network_at() - 1] ^= 0x21,
+            10 => packet[recipe.network_at() - 7] ^= 1,
+            11 => packet = recipe.packet(&[&inner.packet[..], &[0; 6]].concat()),
+            // Another time to live and ECN mark, a fragment; an IPv4 checksum that is wrong.
+            12 => packet[if recipe.ipv6 { 7 } else { 8 }] ^= 1,
+            13 => packet[1] ^= 0x03,
+            14 if !recipe.ipv6 => packet[6] |= 0x20,
+            _ => {}
+        }
+        Arrival { packet, partial: false, ..inner }
+    }
 }
 
 /// The packets in `slots` buffers, with gaps between them, and where each lies.
@@ -282,29 +353,42 @@ pub fn written(list: &PacketDelivery, batch: &Vec<Vec<u8>>, offload: TunOffload)
         assert!(message.pieces <= MOST_PIECES && message.bytes <= 65_535);
         let view = IpView::parse(&bytes).expect("a packet");
         assert_eq!(view.len, bytes.len());
+        let inner_at = vnet.tunnel.map_or(0, |tunnel| usize::from(tunnel.network_at));
+        let inner = &bytes[inner_at..];
+        let inner_view = IpView::parse(inner).expect("a packet inside");
         let start = usize::from(vnet.checksum_start);
-        assert!(!vnet.needs_checksum || start == view.transport_at);
+        assert!(!vnet.needs_checksum || start == inner_at + inner_view.transport_at);
         match vnet.gso {
             Gso::None => assert_eq!((list.header(message).len(), message.packets), (0, 1)),
             Gso::Tcp4 | Gso::Tcp6 => assert!(offload.tcp && message.packets > 1),
             Gso::Udp => assert!(offload.udp && (2..=64).contains(&message.packets)),
         }
         assert!(offload.tcp || *vnet == VnetHeader::default());
+        if let Some(tunnel) = vnet.tunnel {
+            assert!(offload.tunnels.joins(tunnel.ipv6) && tunnel.ipv6 == view.is_ipv6());
+            assert_eq!(usize::from(tunnel.transport_at), view.transport_at);
+            let partial = if tunnel.checksum { pseudo_sum(&view) } else { 0 };
+            assert_eq!(bytes[view.transport_at + 6..][..2], partial.to_be_bytes());
+        }
         if vnet.gso != Gso::None {
             assert_eq!(list.header(message).len(), usize::from(vnet.header_len));
-            let mut partial = bytes.clone();
-            partial[start + usize::from(vnet.checksum_offset)..][..2].fill(0);
-            let length = (bytes.len() - start) as u64;
-            let sum = checksum::pseudo_header(view.source, view.destination, view.protocol);
-            let sum = checksum::fold(u64::from(sum) + length);
-            assert_eq!(bytes[start + usize::from(vnet.checksum_offset)..][..2], sum.to_be_bytes());
+            let field = &bytes[start + usize::from(vnet.checksum_offset)..][..2];
+            assert_eq!(field, pseudo_sum(&inner_view).to_be_bytes());
+            assert!(inner_view.is_ipv6() || model::sum(&inner[..20], 0) == 0xffff);
             assert!(view.is_ipv6() || model::sum(&bytes[..20], 0) == 0xffff);
         }
-        let cut = model::packets(vnet, &bytes, start);
+        let cut = model::packets(vnet, &bytes, view.transport_at);
         assert_eq!(cut.len(), usize::from(message.packets));
         packets.extend(cut.into_iter().map(|packet| (message.owner, packet)));
     }
     packets
+}
+
+/// The sum of the pseudo-header of a packet.
+fn pseudo_sum(view: &IpView) -> u16 {
+    let length = (view.len - view.transport_at) as u64;
+    let sum = checksum::pseudo_header(view.source, view.destination, view.protocol);
+    checksum::fold(u64::from(sum) + length)
 }
 
 /// Packets by the flow that they are of.
@@ -312,7 +396,7 @@ type Flows = BTreeMap<String, Vec<(u32, Vec<u8>)>>;
 
 /// The packets of each flow with all those of its addresses that show no flow, in order.
 ///
-/// The identification of those that may not be fragmented is left out.
+/// The identification of those that may not be fragmented is left out, inside of a tunnel, too.
 fn by_flow(packets: &[(u32, Vec<u8>)]) -> Flows {
     let key = |packet: &[u8]| {
         let view = IpView::parse(packet).expect("a packet");
@@ -326,12 +410,10 @@ fn by_flow(packets: &[(u32, Vec<u8>)]) -> Flows {
     for (owner, packet) in packets {
         let (addresses, view) = key(packet);
         let mut packet = packet.clone();
-        if view.dont_fragment && !view.is_ipv6() {
-            let id = [packet[4], packet[5]];
-            packet[4..6].fill(0);
-            let right = !model::sum(&packet[10..12], 0);
-            let without = model::sum(&(!u16::from_be_bytes(id)).to_be_bytes(), right) % 0xffff;
-            packet[10..12].copy_from_slice(&without.to_be_bytes());
+        let inside = Outer::begin(&packet, &view);
+        leave_out_id(&mut packet, &view);
+        if let Some((outer, inner_view)) = inside {
+            leave_out_id(&mut packet[outer.len()..], &inner_view);
         }
         let own = format!("{addresses} {} {:?}", view.protocol, view.ports);
         for (name, flow) in &mut flows {
@@ -341,4 +423,14 @@ fn by_flow(packets: &[(u32, Vec<u8>)]) -> Flows {
         }
     }
     flows
+}
+
+fn leave_out_id(packet: &mut [u8], view: &IpView) {
+    if view.dont_fragment && !view.is_ipv6() {
+        let id = [packet[4], packet[5]];
+        packet[4..6].fill(0);
+        let right = !model::sum(&packet[10..12], 0);
+        let without = model::sum(&(!u16::from_be_bytes(id)).to_be_bytes(), right) % 0xffff;
+        packet[10..12].copy_from_slice(&without.to_be_bytes());
+    }
 }

@@ -16,6 +16,7 @@
 //! | TCP connections that were reset while nobody reads or writes | `failures.rs` |
 //! | how a TCP connection notices that its far end is gone | `keepalive.rs` (pure) |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
+//! | whether the kernel takes super-packets of packets inside of tunnels, and cuts them right | `tunnels.rs` |
 //! | addresses, routes and rules of the kernel | `netlink/` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
@@ -64,6 +65,7 @@ pub mod task;
 mod tests;
 mod transmit;
 pub mod tun;
+mod tunnels;
 mod udp;
 
 pub use batch::{Burst, Path, ReceiveBatch, SendBatch};
@@ -305,6 +307,8 @@ pub struct TunStats {
     pub read_bytes: u64,
     /// Reads that returned a super-packet, counted in `reads` as well.
     pub read_super: u64,
+    /// Of those, super-packets of packets inside of a tunnel.
+    pub read_tunnel: u64,
     /// Reads whose virtio header was of a kind that was not asked for; their packets are lost.
     pub read_errors: u64,
     /// `writev` calls that the kernel took.
@@ -313,6 +317,8 @@ pub struct TunStats {
     pub write_bytes: u64,
     /// Writes that carried a super-packet, counted in `writes` as well.
     pub write_super: u64,
+    /// Of those, super-packets of packets inside of a tunnel.
+    pub write_tunnel: u64,
     /// Writes that the kernel refused to take.
     pub write_errors: u64,
 }

@@ -686,6 +686,27 @@ pub(super) fn tun_features(driver: BorrowedFd<'_>) -> io::Result<c_int> {
     if result == 0 { Ok(flags.cast_signed()) } else { Err(io::Error::last_os_error()) }
 }
 
+/// Sets the bytes of the virtio header of a TUN device, for all of its queues.
+pub(super) fn set_vnet_header(device: BorrowedFd<'_>, bytes: c_int) -> io::Result<()> {
+    // SAFETY: the kernel reads one int, to which the pointer leads.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETVNETHDRSZ, &raw const bytes) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Sets what a TUN device hands over as one, as `TUN_F_` flags, for all of its queues.
+pub(super) fn set_tun_offload(device: BorrowedFd<'_>, flags: c_uint) -> io::Result<()> {
+    // SAFETY: the flags are the argument itself; no memory is passed.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), libc::TUNSETOFFLOAD, libc::c_ulong::from(flags)) };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+/// Lets a UDP socket of IPv6 receive datagrams without a checksum (RFC 6936).
+pub(super) fn accept_no_checksum(socket: BorrowedFd<'_>) -> io::Result<()> {
+    /// As in linux/udp.h.
+    const UDP_NO_CHECK6_RX: c_int = 102;
+    set(socket, libc::SOL_UDP, UDP_NO_CHECK6_RX, 1)
+}
+
 /// The answer of ethtool about an interface, for one of its commands that ask for a single number.
 pub(super) fn ethtool_value(socket: BorrowedFd<'_>, interface: &str, command: u32) -> io::Result<u32> {
     #[repr(C)]

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //!   with offload:     virtio header (10 B) | packet, or super-packet of up to 64 KiB
+//!   from Linux 6.17:  virtio header (24 B) | also those of packets inside of VXLAN and Geneve tunnels
 //!   without:          packet
 //! ```
 //!
@@ -19,15 +20,15 @@ use std::{
 };
 
 use ip::{
-    packets::{PacketDelivery, PacketMessage, TunOffload},
-    vnet::{Gso, VNET_HEADER_BYTES, VnetHeader},
+    packets::{PacketDelivery, PacketMessage, TunOffload, TunnelOffload},
+    vnet::{Gso, TUNNEL_VNET_HEADER_BYTES, VNET_HEADER_BYTES, VnetHeader},
 };
 use tokio::io::{Interest, unix::AsyncFd};
 use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::{
     ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta, ready::SourceWaker, sys,
-    udp::Shared,
+    tunnels, udp::Shared,
 };
 
 /// The device file of the kernel's TUN driver.
@@ -79,11 +80,11 @@ impl TunDevice {
         fs::metadata(DRIVER)?;
         let (first, several) = make(name, offload)?;
         first.set_nonblocking(true)?;
-        let offload = TunOffload { tcp: first.tcp_gso(), udp: first.tcp_gso() && first.udp_gso() };
+        let (tcp, udp) = (first.tcp_gso(), first.tcp_gso() && first.udp_gso());
         let index = first.if_index()?;
         let first = Arc::new(first);
         let hold = TunHold(Arc::clone(&first));
-        let mut ports = vec![TunPort { queue: Arc::clone(&first), reads: true, offload }];
+        let mut queues = vec![(Arc::clone(&first), true)];
         for _ in 1..workers {
             let queue = if several {
                 let queue = first.try_clone()?;
@@ -92,8 +93,14 @@ impl TunDevice {
             } else {
                 Arc::clone(&first)
             };
-            ports.push(TunPort { queue, reads: several, offload });
+            queues.push((queue, several));
         }
+        // Each new queue sets the offloads of the device anew, so this comes last.
+        let tunnels =
+            if udp && tunnels::enable(first.as_fd()) { tunnels::probe() } else { TunnelOffload::default() };
+        let offload = TunOffload { tcp, udp, tunnels };
+        let port = |(queue, reads)| TunPort { queue, reads, offload };
+        let ports = queues.into_iter().map(port).collect();
         Ok(Self { index, offload, ports, hold })
     }
 }
@@ -155,9 +162,9 @@ impl KernelTun {
 
     /// Writes one packet, and counts it.
     fn write<'b>(&mut self, vnet: &VnetHeader, pieces: impl Iterator<Item = &'b [u8]>) -> SendOutcome {
-        let header = self.offload.tcp.then(|| vnet.encode());
+        let header = vnet.encode();
         // In one chain, whose lifetime is the header's.
-        let header = header.as_ref().map_or(&[][..], |header| &header[..]);
+        let header = &header[..header_bytes(self.offload)];
         let packet = iter::once(header).chain(pieces.map(|piece: &[u8]| piece));
         let result = sys::write_gathered(self.queue.as_fd(), &mut self.shared.scratch.borrow_mut(), packet);
         match result {
@@ -165,6 +172,7 @@ impl KernelTun {
                 self.stats.writes += 1;
                 self.stats.write_bytes += written.saturating_sub(header.len()) as u64;
                 self.stats.write_super += u64::from(vnet.gso != Gso::None);
+                self.stats.write_tunnel += u64::from(vnet.tunnel.is_some());
                 SendOutcome::Sent
             }
             Err(error) => {
@@ -195,7 +203,8 @@ impl TunQueue for KernelTun {
             let mut guard = guard?;
             while batch.len() < batch.slots() && bytes < most_bytes {
                 let slot = batch.len();
-                let (header, len) = match read(reader.get_ref(), self.offload.tcp, batch.room(slot)) {
+                let (header, len) = match read(reader.get_ref(), header_bytes(self.offload), batch.room(slot))
+                {
                     Ok(packet) => packet,
                     Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                         guard.clear_ready();
@@ -217,6 +226,7 @@ impl TunQueue for KernelTun {
                 self.stats.reads += 1;
                 self.stats.read_bytes += len as u64;
                 self.stats.read_super += u64::from(header.gso != Gso::None);
+                self.stats.read_tunnel += u64::from(header.tunnel.is_some());
                 bytes += len;
                 batch.accept(slot, Meta { len, segment: len, ..Meta::EMPTY });
                 headers.push(header);
@@ -252,15 +262,25 @@ impl TunQueue for KernelTun {
     }
 }
 
-/// Reads one packet into `room`: its header, if it is of a kind that we know, and its length.
-fn read(queue: &SyncDevice, vnet: bool, room: &mut [u8]) -> io::Result<(Option<VnetHeader>, usize)> {
-    if !vnet {
+/// The bytes of the virtio header before each packet.
+fn header_bytes(offload: TunOffload) -> usize {
+    match (offload.tcp, offload.tunnels.cut) {
+        (false, _) => 0,
+        (true, false) => VNET_HEADER_BYTES,
+        (true, true) => TUNNEL_VNET_HEADER_BYTES,
+    }
+}
+
+/// Reads one packet, behind a virtio header of `header_bytes`, into `room`: its header, if it is of a kind that we know, and its length.
+fn read(queue: &SyncDevice, header_bytes: usize, room: &mut [u8]) -> io::Result<(Option<VnetHeader>, usize)> {
+    if header_bytes == 0 {
         return Ok((Some(VnetHeader::default()), queue.recv(room)?));
     }
-    let mut header = [0; VNET_HEADER_BYTES];
-    let read = queue.recv_vectored(&mut [IoSliceMut::new(&mut header), IoSliceMut::new(room)])?;
-    let known = VnetHeader::decode(&header).filter(|_| read > VNET_HEADER_BYTES);
-    Ok((known, read.saturating_sub(VNET_HEADER_BYTES)))
+    let mut header = [0; TUNNEL_VNET_HEADER_BYTES];
+    let header = &mut header[..header_bytes];
+    let read = queue.recv_vectored(&mut [IoSliceMut::new(header), IoSliceMut::new(room)])?;
+    let known = VnetHeader::decode(header).filter(|_| read > header_bytes);
+    Ok((known, read.saturating_sub(header_bytes)))
 }
 
 /// The reason for a drop that an error of `writev` stands for.

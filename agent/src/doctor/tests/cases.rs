@@ -229,6 +229,10 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Warning, AS_IT_IS, |f| features(f).several_queues = false),
             (Note, AS_IT_IS, |f| f.kernel.release = "6.1.0-40-amd64".to_owned()),
             (Note, ("offload = \"auto\"", "offload = \"off\""), |_| {}),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                joins(f, [true, false]);
+            }),
         ],
         Check::TunDevice => vec![
             (Error, AS_IT_IS, |f| f.tun.free = Some(Err("taken (remedy: another tun.name)".to_owned()))),
@@ -430,6 +434,15 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         })],
         Check::TunOffload => vec![
             (AS_IT_IS, |f| f.kernel.release = "6.2.0".to_owned()),
+            (AS_IT_IS, |f| {
+                run(f);
+                joins(f, [true, true]);
+            }),
+            (AS_IT_IS, |f| {
+                run(f);
+                joins(f, [true, false]);
+                f.tun.no_ipv6 = true;
+            }),
             (("workers = 2", "workers = 1"), |f| features(f).several_queues = false),
         ],
         Check::TunDevice | Check::TunQueue | Check::Reachability | Check::InnerMtu => vec![(AS_IT_IS, run)],
@@ -552,6 +565,12 @@ fn exact(facts: &Facts) -> ClockState {
 
 fn table(facts: &mut Facts) -> &mut Conntrack {
     facts.network.conntrack.as_mut().unwrap()
+}
+
+/// The daemon runs on a kernel that cuts packets inside of tunnels, and takes them joined over these of IPv4 and IPv6.
+fn joins(facts: &mut Facts, [ipv4, ipv6]: [bool; 2]) {
+    let tun = status(facts).tun.get_or_insert_default();
+    (tun.tunnels_cut, tun.tunnels_joined_ipv4, tun.tunnels_joined_ipv6) = (true, ipv4, ipv6);
 }
 
 fn features(facts: &mut Facts) -> &mut TunFeatures {

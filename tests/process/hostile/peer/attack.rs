@@ -76,6 +76,8 @@ pub(crate) enum Attack {
     Reports,
     /// IP packets to groups and to the agent's host, from our own addresses and from others', some of them broken
     Packets,
+    /// IP packets to the ports of VXLAN and Geneve, in runs that may be joined and with lengths and headers that are wrong
+    Inside,
     /// IP packets behind a number that never comes, in order
     HeldPackets,
     /// A second hello on each connection, and another connection after it
@@ -118,6 +120,7 @@ impl Attack {
             | Self::Symbols
             | Self::Reports
             | Self::Packets
+            | Self::Inside
             | Self::HeldPackets
             | Self::Mixed => true,
             Self::TinyMessages

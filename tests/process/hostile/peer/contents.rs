@@ -79,7 +79,7 @@ impl Contents {
     pub(crate) fn next(&mut self) -> Vec<u8> {
         let (has_opened, number) = (self.count >= 2 * HELD_FLOWS, self.numbered[self.lane]);
         let is_of_repair = matches!(self.attack, Attack::Held | Attack::Gaps | Attack::Symbols);
-        let is_of_packets = matches!(self.attack, Attack::Packets | Attack::HeldPackets);
+        let is_of_packets = matches!(self.attack, Attack::Packets | Attack::Inside | Attack::HeldPackets);
         if !is_of_packets && (!is_of_repair || !has_opened) {
             if self.attack == Attack::Reports && !self.count.is_multiple_of(REPORTS) {
                 self.count += 1;
@@ -90,6 +90,9 @@ impl Contents {
         self.count += 1;
         if self.attack == Attack::Packets {
             return [&[0], &*packets::packet(&self.own, self.count)].concat();
+        }
+        if self.attack == Attack::Inside {
+            return [&[0], &*packets::inside(&self.own, self.count)].concat();
         }
         self.numbered[self.lane] += 1;
         if matches!(self.attack, Attack::Held | Attack::HeldPackets) {
@@ -158,6 +161,7 @@ impl Contents {
             | Attack::StreamCredits
             | Attack::Overtaking
             | Attack::Packets
+            | Attack::Inside
             | Attack::HeldPackets
             | Attack::Joins
             | Attack::PresharedKeys

@@ -78,6 +78,7 @@ pub(super) async fn harm(
         | Attack::Symbols
         | Attack::Reports
         | Attack::Packets
+        | Attack::Inside
         | Attack::HeldPackets
         | Attack::Mixed => Ok(()),
     }

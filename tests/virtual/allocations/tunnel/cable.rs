@@ -241,7 +241,7 @@ impl TunQueue for DeviceQueue {
     }
 
     fn offload(&self) -> TunOffload {
-        TunOffload { tcp: true, udp: true }
+        TunOffload { tcp: true, udp: true, ..TunOffload::default() }
     }
 
     fn stats(&self) -> TunStats {

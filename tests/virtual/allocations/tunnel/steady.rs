@@ -102,6 +102,7 @@ fn packet(from: u8, to: u8, protocol: u8, payload: usize, gso_size: usize) -> (V
         gso_size: gso_size as u16,
         checksum_start: 20,
         checksum_offset: checksum_offset as u16,
+        tunnel: None,
     };
     (vnet, packet)
 }

@@ -38,6 +38,12 @@ pub struct TunStatus {
     pub tcp_offload: bool,
     /// True if UDP super-packets are exchanged with the device in both directions.
     pub udp_offload: bool,
+    /// Whether packets inside of VXLAN and Geneve tunnels are read from the device as super-packets.
+    pub tunnels_cut: bool,
+    /// Whether those over IPv4 are written to it as super-packets: tried at the start.
+    pub tunnels_joined_ipv4: bool,
+    /// Whether those over IPv6 are.
+    pub tunnels_joined_ipv6: bool,
     /// The counts of what is read from the device.
     pub uplink: TunDirection,
     /// The counts of what is written to the device.
@@ -60,6 +66,8 @@ pub struct TunDirection {
     /// The number of bytes, with the headers of each super-packet counted once.
     pub bytes: u64,
     pub super_packets: u64,
+    /// Of those, super-packets of packets inside of VXLAN and Geneve tunnels.
+    pub tunnel_super_packets: u64,
     /// The number of reads or writes that failed.
     pub errors: u64,
     /// Packets that the kernel dropped at the device.
@@ -75,6 +83,9 @@ impl TunStatus {
     pub fn add(&mut self, other: &Self) {
         self.tcp_offload |= other.tcp_offload;
         self.udp_offload |= other.udp_offload;
+        self.tunnels_cut |= other.tunnels_cut;
+        self.tunnels_joined_ipv4 |= other.tunnels_joined_ipv4;
+        self.tunnels_joined_ipv6 |= other.tunnels_joined_ipv6;
         self.uplink.add(&other.uplink);
         self.downlink.add(&other.downlink);
         self.multicast_copies += other.multicast_copies;
@@ -86,7 +97,7 @@ impl TunStatus {
 
 impl TunDirection {
     fn add(&mut self, other: &Self) {
-        add!(self, other; packets, bytes, super_packets, errors);
+        add!(self, other; packets, bytes, super_packets, tunnel_super_packets, errors);
         for (sum, rate) in [
             (&mut self.packets_per_second, other.packets_per_second),
             (&mut self.bytes_per_second, other.bytes_per_second),

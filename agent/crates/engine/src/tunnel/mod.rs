@@ -142,6 +142,9 @@ impl Tunnel {
             mtu = start,
             tcp_offload = device.offload.tcp,
             udp_offload = device.offload.udp,
+            tunnels_cut = device.offload.tunnels.cut,
+            tunnels_joined_ipv4 = device.offload.tunnels.join_ipv4,
+            tunnels_joined_ipv6 = device.offload.tunnels.join_ipv6,
             "the TUN device is up"
         );
         let (thread, index) = (Some(thread), device.index);

@@ -146,6 +146,7 @@ impl OpenQueue {
         self.stats.writes += 1;
         self.stats.write_bytes += packet.len() as u64;
         self.stats.write_super += u64::from(vnet.gso != Gso::None);
+        self.stats.write_tunnel += u64::from(vnet.tunnel.is_some());
         self.device.written.borrow_mut().push(Written { queue: self.index, vnet, packet });
         SendOutcome::Sent
     }
@@ -177,6 +178,7 @@ impl TunQueue for OpenQueue {
             self.stats.reads += 1;
             self.stats.read_bytes += packet.len() as u64;
             self.stats.read_super += u64::from(vnet.gso != Gso::None);
+            self.stats.read_tunnel += u64::from(vnet.tunnel.is_some());
         }
         if batch.is_empty() {
             queue.reader.armed = true;
@@ -225,12 +227,13 @@ mod tests {
         gso_size: 2,
         checksum_start: 20,
         checksum_offset: 6,
+        tunnel: None,
     };
 
     #[test]
     fn each_worker_reads_its_queue_and_all_write_to_one_device() {
         let readies = [Ready::default(), Ready::default()];
-        let tun = MemoryTun::bounded(2, TunOffload { tcp: true, udp: true }, 3);
+        let tun = MemoryTun::bounded(2, TunOffload { tcp: true, udp: true, ..TunOffload::default() }, 3);
         assert!(tun.push(1, VnetHeader::default(), b"before"));
         let mut queues: Vec<Box<dyn TunQueue>> = Vec::new();
         for mut net in MemoryFabric::default().worker_hosts(&[], &readies) {

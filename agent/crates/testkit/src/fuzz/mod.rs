@@ -23,7 +23,7 @@ pub use gate::{
     },
     replay_log::properties::knock_journal,
 };
-pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_view};
+pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_tunnel_cut, ip_tunnel_merge, ip_view};
 pub use lab::bench::bench_datagram;
 pub use repair::properties::{repair_path, repair_peer};
 pub use wire::properties::{control_messages, payload_context};

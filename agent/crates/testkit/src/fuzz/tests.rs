@@ -98,6 +98,16 @@ fn the_corpus_of_packets_from_peers() {
 }
 
 #[test]
+fn the_corpus_of_super_packets_inside_of_tunnels() {
+    replay("ip_tunnel_cut", 50, crate::fuzz::ip_tunnel_cut);
+}
+
+#[test]
+fn the_corpus_of_packets_inside_of_tunnels() {
+    replay("ip_tunnel_merge", 50, crate::fuzz::ip_tunnel_merge);
+}
+
+#[test]
 fn the_corpus_of_pieces() {
     replay("reassembly", 50, crate::fuzz::reassembly);
 }

@@ -39,7 +39,7 @@ use engine::{
 };
 use gate::{Own, identity::Identity, replay_log::MemoryReplayLog, table::SingleUse, tls::TlsIdentity};
 pub use host::{Host, Udp};
-use ip::packets::TunOffload;
+use ip::packets::{TunOffload, TunnelOffload};
 use net::{
     Ready,
     memory::{Datagram, MemoryFabric, MemoryTun},
@@ -163,7 +163,7 @@ impl World {
             skew: 0,
             replay_logs: Vec::new(),
             tune: |_| (),
-            offload: TunOffload { tcp: true, udp: true },
+            offload: TunOffload { tcp: true, udp: true, tunnels: TunnelOffload::ALL },
             slow: None,
         }
     }

@@ -186,6 +186,7 @@ fn the_device_is_shown_as_its_queue_saw_it() {
     );
     assert_eq!(far.downlink.bytes, near.uplink.bytes);
     assert!(near.tcp_offload && near.udp_offload);
+    assert!(near.tunnels_cut && near.tunnels_joined_ipv4 && near.tunnels_joined_ipv6);
     let within = 4.0 / near.uplink.packets_per_second.unwrap();
     assert!((0.9..1.1).contains(&within), "within the last second: {within}");
     let bytes = (near.uplink.bytes_per_second.unwrap() * within).round();

@@ -5,17 +5,21 @@ use std::time::Duration;
 use crate::tunnel::{Given, How, MOST_MTU, Tunnel, altered, by_flow, cut, fragments};
 use dataplane::lanes::pool;
 use ip::{
-    model::Recipe,
-    packets::TunOffload,
+    model::{Recipe, TunnelRecipe},
+    packets::{TunOffload, TunnelOffload},
     view::{TCP, UDP},
     vnet::{Gso, VnetHeader},
 };
 use net::SendFailure;
 use rand::{RngExt, SeedableRng, rngs::StdRng};
 
-const ALL: TunOffload = TunOffload { tcp: true, udp: true };
-const NO_USO: TunOffload = TunOffload { tcp: true, udp: false };
-const NONE: TunOffload = TunOffload { tcp: false, udp: false };
+const ALL: TunOffload = TunOffload { tcp: true, udp: true, tunnels: TunnelOffload::ALL };
+const NO_USO: TunOffload = TunOffload { tcp: true, udp: false, ..NONE };
+const NONE: TunOffload = TunOffload {
+    tcp: false,
+    udp: false,
+    tunnels: TunnelOffload { cut: false, join_ipv4: false, join_ipv6: false },
+};
 
 /// Flows of all kinds, of which each next packet is another.
 pub(super) struct Flows {
@@ -113,6 +117,31 @@ fn packets_of_many_flows_arrive_once_in_order_and_unchanged_on_whatever_queue_th
         assert_eq!(entry.uplink.account.delivered, exit.downlink.account.delivered);
         assert_eq!(entry.uplink.account.dropped_total() + exit.uplink.account.dropped_total(), 0);
     }
+}
+
+#[test]
+fn a_super_packet_inside_of_a_tunnel_arrives_as_one() {
+    let mut tunnel = Tunnel::new(1111, (1, 1), "").settled(1);
+    let ([entry, exit], mut read) = (tunnel.ends(), 0);
+    for bits in 0..16_u8 {
+        let [geneve, ipv6, summed, inner_ipv6] = [0, 1, 2, 3].map(|bit| bits >> bit & 1 != 0);
+        let outer = TunnelRecipe { geneve, ipv6, summed, flow: bits + 1, options: 8, ..TunnelRecipe::VXLAN };
+        for protocol in [TCP, UDP] {
+            let inner = Recipe { ipv6: inner_ipv6, protocol, payload: 40 * 1200, ..Recipe::TCP };
+            let (vnet, bytes) = outer.super_packet(&inner, 1200);
+            let given = Given { vnet, bytes };
+            tunnel.push(entry, 0, &given);
+            tunnel.run(10);
+            let written = tunnel.pair.world.agent(exit).tun().take_written();
+            let [written] = &written[..] else { panic!("{} writes: {outer:?} {inner:?}", written.len()) };
+            assert_eq!((written.vnet, &written.packet), (given.vnet, &given.bytes), "{outer:?} {inner:?}");
+            read += 40;
+        }
+    }
+    tunnel.assert_balanced([read, 0]);
+    let series = |direction| format!("culvert_tun_tunnel_super_packets_total{{direction=\"{direction}\"}}");
+    assert_eq!(tunnel.metric(entry, &series("uplink")), 32);
+    assert_eq!(tunnel.metric(exit, &series("downlink")), 32);
 }
 
 #[test]

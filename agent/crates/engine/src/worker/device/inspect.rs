@@ -96,10 +96,14 @@ impl Tunnel {
         Some(TunStatus {
             tcp_offload: offload.tcp,
             udp_offload: offload.udp,
+            tunnels_cut: offload.tunnels.cut,
+            tunnels_joined_ipv4: offload.tunnels.join_ipv4,
+            tunnels_joined_ipv6: offload.tunnels.join_ipv6,
             uplink: TunDirection {
                 packets: totals.received,
                 bytes: stats.read_bytes,
                 super_packets: stats.read_super,
+                tunnel_super_packets: stats.read_tunnel,
                 errors: stats.read_errors,
                 packets_per_second: rate(|it| it.read_packets),
                 bytes_per_second: rate(|it| it.read_bytes),
@@ -109,6 +113,7 @@ impl Tunnel {
                 packets: totals.delivered,
                 bytes: stats.write_bytes,
                 super_packets: stats.write_super,
+                tunnel_super_packets: stats.write_tunnel,
                 errors: stats.write_errors,
                 packets_per_second: rate(|it| it.written_packets),
                 bytes_per_second: rate(|it| it.written_bytes),

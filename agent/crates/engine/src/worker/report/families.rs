@@ -310,6 +310,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tun_calls_total", &["direction"], "System calls that read or wrote a packet or super-packet.", |it, out| out.each([(UP, it.tun.reads), (DOWN, it.tun.writes)])),
     gauge("culvert_tun_prefixes", &[], "Prefixes by which packets of the TUN device find a peer: those of allowed_ips, or those of the kernel's routes.", |it, out| out.add(&[], it.tun_totals.prefixes)),
     counter("culvert_tun_super_packets_total", &["direction"], "Super-packets (TSO, USO) that were read or written.", |it, out| out.each([(UP, it.tun.read_super), (DOWN, it.tun.write_super)])),
+    counter("culvert_tun_tunnel_super_packets_total", &["direction"], "Of those super-packets, those of packets inside of VXLAN and Geneve tunnels.", |it, out| out.each([(UP, it.tun.read_tunnel), (DOWN, it.tun.write_tunnel)])),
     counter("culvert_tun_errors_total", &["direction"], "Reads and writes of packets that the kernel refused or that could not be understood.", |it, out| out.each([(UP, it.tun.read_errors), (DOWN, it.tun.write_errors)])),
     counter("culvert_tun_dropped_packets_total", &["reason"], "IP packets of the TUN device that went to no peer, by reason; those that did are among the peer's payloads.", |it, out| out.each(it.tun_totals.dropped.by_label())),
     counter("culvert_tun_multicast_copies_total", &[], "Copies of link-local multicast packets of this host for peers.", |it, out| out.add(&[], it.tun_totals.multicast_copies)),

@@ -294,6 +294,7 @@ fn full() -> Status {
         packets: 1_000,
         bytes: 1_400_000,
         super_packets: 20,
+        tunnel_super_packets: 7,
         errors: 0,
         kernel_drops: Some(4),
         packets_per_second: Some(500.0),
@@ -319,6 +320,9 @@ fn full() -> Status {
             addresses: vec!["10.9.0.1/24".to_owned(), "fe80::9fef:fb02:4102:57d4/64".to_owned()],
             tcp_offload: true,
             udp_offload: false,
+            tunnels_cut: true,
+            tunnels_joined_ipv4: true,
+            tunnels_joined_ipv6: false,
             uplink: direction.clone(),
             downlink: TunDirection { kernel_drops: None, bytes_per_second: None, ..direction },
             multicast_copies: 3,
@@ -395,7 +399,7 @@ exit downlink  9         2          0       7
 all uplink     100       95         2       3
 all downlink   9         2          0       7
 
-tun culvert0: up, MTU 1421, TCP offload, no UDP offload, 10.9.0.1/24 fe80::9fef:fb02:4102:57d4/64
+tun culvert0: up, MTU 1421, TCP offload, no UDP offload, tunnels cut, joined over IPv4 only, 10.9.0.1/24 fe80::9fef:fb02:4102:57d4/64
 
 TUN              PACKETS  RATE               SUPER-PACKETS  ERRORS  KERNEL DROPS
 from the device  1000     5.6 Mbit/s 500 /s  20             0       4

@@ -370,6 +370,13 @@ fn tun_line(tun: &TunStatus) -> String {
         (false, true) => "UDP offload, no TCP offload",
         (false, false) => "no offload",
     };
+    let tunnels = match (tun.tunnels_cut, tun.tunnels_joined_ipv4, tun.tunnels_joined_ipv6) {
+        (false, _, _) => "",
+        (true, true, true) => ", tunnels cut and joined",
+        (true, true, false) => ", tunnels cut, joined over IPv4 only",
+        (true, false, true) => ", tunnels cut, joined over IPv6 only",
+        (true, false, false) => ", tunnels cut, not joined",
+    };
     let addresses = plain(&tun.addresses.join(" ")).into_owned();
-    format!("tun {}: {state}, MTU {}, {offload}, {addresses}", plain(&tun.name), or_dash(tun.mtu))
+    format!("tun {}: {state}, MTU {}, {offload}{tunnels}, {addresses}", plain(&tun.name), or_dash(tun.mtu))
 }
