@@ -44,6 +44,7 @@ mod hub_restarts;
 mod hybrid;
 mod inspect;
 mod kernel_refusals;
+mod jumbo;
 mod keys;
 mod liveness;
 mod malicious;
