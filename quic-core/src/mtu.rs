@@ -213,6 +213,8 @@ impl MtuSearch {
             return;
         }
         if max > before {
+            // What has failed may have been too large for another interface.
+            (self.ceiling, self.untaken) = (u16::MAX, u16::MAX);
             if let Phase::Found { .. } = self.phase
                 && self.current >= most_before
             {

@@ -582,6 +582,14 @@ fn the_end_of_the_search_follows_the_interface() {
     sim.search.bound(8972, sim.now);
     sim.settle();
     assert_eq!((sim.search.current, sim.black_holes, sim.lost), (8972, 0, 0));
+    // Packets are refused before the interface is known to be another one.
+    sim.search.on_refused(8972, sim.now);
+    sim.search.bound(1472, sim.now);
+    sim.settle();
+    assert_eq!(sim.search.current, 1472);
+    sim.search.bound(8972, sim.now);
+    sim.settle();
+    assert_eq!(sim.search.current, 8972);
     // While the first stage lasts, both ways.
     for bound in [1392, 8972] {
         let mut sim = Sim::new(9000, 1472, BASE);

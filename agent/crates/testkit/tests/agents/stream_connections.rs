@@ -471,7 +471,7 @@ fn stream_connections_begin_with_packets_as_large_as_the_lanes_have_proved() {
     }
     forwarding.pair.world.run(Duration::from_millis(200));
     let tapped = forwarding.pair.world.tapped();
-    let sizes = tapped.iter().filter(|sent| sent.from.ip() == ENTRY).map(|sent| sent.payload.len());
+    let sizes = tapped.iter().filter(|sent| sent.to.ip() == EXIT).map(|sent| sent.payload.len());
     let full = sizes.filter(|bytes| (8_000..=8_972).contains(bytes)).count();
     assert!(full >= 6, "{full} packets as large as the path carries");
 }

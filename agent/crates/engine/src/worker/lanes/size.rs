@@ -15,6 +15,15 @@ use crate::worker::context::{
 const KNOWN_AFTER: Duration = Duration::from_millis(5);
 
 impl Context {
+    /// Looks where the search of a lane is to end, at once and when the interface is known.
+    pub(crate) fn begin_to_bound_packets(&mut self, id: LaneId, now: Instant) {
+        self.bound_packets(id, now);
+        let path = self.sockets.lanes.get(id).and_then(|slot| slot.path());
+        if path.is_some_and(|path| self.sockets.factory.ways()(path.destination).is_none()) {
+            self.timers.arm(Timer::Interfaces, now + KNOWN_AFTER);
+        }
+    }
+
     /// Looks where the search of a lane is to end.
     pub(crate) fn bound_packets(&mut self, id: LaneId, now: Instant) {
         let Some(slot) = self.sockets.lanes.get_mut(id).filter(|slot| slot.is_up()) else { return };
@@ -25,9 +34,6 @@ impl Context {
         let by_rate = most_at(rate, u16::try_from(slot.size.largest()).unwrap_or(u16::MAX));
         if slot.size.limit(&mut slot.core, most.min(by_rate).into(), now) {
             self.sockets.lanes.touch(id);
-        }
-        if ways(path.destination).is_none() {
-            self.timers.arm(Timer::Interfaces, now + KNOWN_AFTER);
         }
     }
 }

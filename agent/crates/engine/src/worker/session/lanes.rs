@@ -384,7 +384,10 @@ impl Conn<'_> {
     fn packet_budget(&self) -> PathPacket {
         let of_lanes = self.session.openings.largest_packet();
         of_lanes.unwrap_or_else(|| {
-            let (mtu, most) = (self.control.quinn().current_mtu(), self.largest_packet());
+            let (mtu, is_standard) = (self.control.quinn().current_mtu(), self.session.openings.wanted == 0);
+            let agreed = self.largest_packet();
+            // What the peer takes on lanes has no say in standard mode.
+            let most = if is_standard { largest_packet(&self.cx.config.transport) } else { agreed };
             let may_be = most.min(usual_packet(self.control.path().destination)).max(mtu);
             let bytes = mtu.min(most).into();
             PathPacket { bytes, measured: false, most: may_be.into(), searched: true }
