@@ -32,6 +32,7 @@ use gate::{Own, identity::Identity, refusals::Refusals, tls::TlsIdentity};
 use net::{
     Ready,
     alarm::Alarm,
+    interfaces::Interfaces,
     kernel::KernelNet,
     ports::{self, PortKind, Ports},
     process,
@@ -111,6 +112,7 @@ impl Daemon {
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
         let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;
+        let interfaces = open_interfaces(&config);
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -118,7 +120,8 @@ impl Daemon {
             let (registry, refusals, hub) = (Arc::clone(&registry), Arc::clone(&refusals), Arc::clone(&hub));
             let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
             let tun = tunnel.as_ref().map(|tunnel| Arc::clone(&tunnel.board));
-            let start = WorkerStart { worker, pin: config.transport.pin_cpus, ports, queue: queues.next() };
+            let (queue, interfaces) = (queues.next(), interfaces.clone());
+            let start = WorkerStart { worker, pin: config.transport.pin_cpus, ports, queue, interfaces };
             let setup = move |net, ready| Setup {
                 config,
                 identity,
@@ -304,6 +307,7 @@ struct WorkerStart {
     pin: bool,
     ports: Ports,
     queue: Option<TunPort>,
+    interfaces: Option<Arc<Interfaces>>,
 }
 
 type Started = anyhow::Result<(Arc<Inbox>, Addresses)>;
@@ -356,7 +360,9 @@ impl WorkerStart {
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         let ended = runtime.block_on(async {
             let ready = Ready::default();
-            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
+            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports)
+                .with_tun(self.queue)
+                .with_interfaces(self.interfaces);
             let alarm = Alarm::new().context("cannot make a timer")?;
             let worker = Worker::new(setup(net, ready), SystemClock.now())?;
             let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();
@@ -365,6 +371,17 @@ impl WorkerStart {
         // A name may be looked up for half a minute, where no name server answers.
         runtime.shutdown_background();
         ended
+    }
+}
+
+/// Starts to look at the interfaces on the ways to peers. Without that, packets are as large as Ethernet carries.
+fn open_interfaces(config: &Config) -> Option<Arc<Interfaces>> {
+    match Interfaces::start(config.transport.mark) {
+        Ok(interfaces) => Some(Arc::new(interfaces)),
+        Err(error) => {
+            tracing::info!(%error, "the kernel does not tell its routes: packets are searched up to 1472 bytes");
+            None
+        }
     }
 }
 

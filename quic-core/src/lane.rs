@@ -7,12 +7,15 @@ use crate::{
     ack::{AckProfile, Asks, Evicted, ReceivedPackets, Rtt, SentWindow, Volume, ack_delay},
     crypto::{ReceiveKeys, SendKeys},
     frame::{Contents, Frame, PADDING, PATH_CHALLENGE, PATH_RESPONSE, PING},
-    mtu::{Fate, MtuSearch},
+    mtu::MtuSearch,
     open::{Opened, Opener},
     packet::{ConnectionId, HEADER_LEN, PacketNumber, TAG_LEN},
     record::{Event, Purpose, Recorder},
-    seal::{MAX_PACKET_LEN, Sealer},
+    seal::Sealer,
 };
+
+#[path = "lane_mtu.rs"]
+mod mtu_search;
 
 /// The configuration of a lane. Both ends derive the secrets from the control connection and exchange the connection IDs on it.
 #[derive(Clone, Copy)]
@@ -261,59 +264,6 @@ impl Lane {
         }
     }
 
-    /// Whether the next search may begin with up to 8 probes at once, as it does unless this is said; one at a time, it takes some
-    /// seconds where the path carries less than the most.
-    pub fn allow_mtu_bursts(&mut self, are_allowed: bool) {
-        self.mtu.bursts = are_allowed;
-    }
-
-    /// Starts to search for the largest packet that the path carries, up to `max` bytes of UDP payload; until it is found,
-    /// `start` is the largest. Neither counts below 1200. To be called once the path is validated, and again when it has moved.
-    pub fn start_mtu_search(&mut self, max: usize, start: usize) {
-        let size = |bytes: usize| bytes.min(MAX_PACKET_LEN) as u16;
-        self.sent.forget_mtu_probes();
-        self.mtu.start(size(max), size(start));
-    }
-
-    /// The local socket has refused a packet of `size` bytes, so none as large gets through. Only what it says at once counts: an
-    /// ICMP message may be forged.
-    pub fn packet_refused(&mut self, size: usize, now: Instant) {
-        let mtu = self.mtu.current;
-        let is_black_hole = self.mtu.on_refused(size.min(MAX_PACKET_LEN) as u16, now);
-        self.note_mtu(mtu, is_black_hole, now);
-    }
-
-    /// The most that [`max_packet`](Self::max_packet) may become before the path changes, as far as is known.
-    pub fn most_packet(&self) -> usize {
-        self.mtu.most().into()
-    }
-
-    /// Makes the next [`poll_transmit`](Self::poll_transmit) send a probe of 1200 bytes, to see whether the local socket takes that.
-    pub fn check_base(&mut self) {
-        self.mtu.check_base();
-    }
-
-    /// The largest packet that the path carries, in bytes of UDP payload, as far as is known: 1200 before
-    /// [`start_mtu_search`](Self::start_mtu_search). The caller keeps to it; [`open`](Self::open) and
-    /// [`handle_timeout`](Self::handle_timeout) change it.
-    #[inline]
-    pub fn max_packet(&self) -> usize {
-        self.mtu.current.into()
-    }
-
-    /// Whether [`max_packet`](Self::max_packet) is what the path was found to carry. If not, what it carries is known about a
-    /// round trip later: after the start, and after the path has turned out to carry less than before.
-    #[inline]
-    pub fn is_mtu_measured(&self) -> bool {
-        self.mtu.measured
-    }
-
-    /// Capacity that the next [`poll_transmit`](Self::poll_transmit) can use: [`TRANSMIT_CAPACITY`], or more for an MTU probe.
-    #[inline]
-    pub fn transmit_capacity(&self, now: Instant) -> usize {
-        self.mtu.due(now).map_or(TRANSMIT_CAPACITY, |size| TRANSMIT_CAPACITY.max(size.into()))
-    }
-
     /// When [`handle_timeout`](Self::handle_timeout) wants to be called, and why.
     ///
     /// `None` when nothing is outstanding, nothing is to be acknowledged and the path's MTU is known: an idle lane runs no
@@ -484,48 +434,6 @@ impl Lane {
             }
         }
         self.record_metrics(now);
-    }
-
-    /// Takes the outcome of MTU probes and losses into account.
-    #[inline]
-    fn judge_mtu(&mut self, acked: Volume, now: Instant) {
-        self.mtu.on_packets_lost(self.sent.take_largest_lost());
-        self.mtu.on_packets_acked(acked);
-        while let Some((size, fate)) = self.sent.take_mtu_fate() {
-            let mtu = self.mtu.current;
-            self.stats.mtu_probes_lost += u64::from(fate == Fate::Lost);
-            let is_black_hole = self.mtu.on_settled(size, fate, now);
-            self.note_mtu(mtu, is_black_hole, now);
-        }
-    }
-
-    /// The largest packet was `old` bytes until now.
-    fn note_mtu(&mut self, old: u16, is_black_hole: bool, now: Instant) {
-        self.stats.black_holes += u64::from(is_black_hole);
-        let new = self.mtu.current;
-        if let Some(recorder) = self.recorder.as_deref_mut().filter(|_recorder| old != new) {
-            recorder.note(Event::Mtu { old, new }, now);
-        }
-    }
-
-    /// Seals an MTU probe of `size` bytes, if `packet` has them.
-    #[cold]
-    fn seal_mtu_probe(
-        &mut self,
-        packet: &mut [u8],
-        size: usize,
-        now: Instant,
-    ) -> Result<Option<usize>, SealError> {
-        let Some(packet) = packet.get_mut(..size) else { return Ok(None) };
-        let frames = &mut packet[HEADER_LEN..size - TAG_LEN];
-        frames.fill(PADDING);
-        frames[0] = PING;
-        self.seal(packet, true, now)?;
-        self.sent.mtu_probe_sent();
-        self.mtu.on_sent(now);
-        self.stats.mtu_probes_sent += 1;
-        self.sealed_for(Purpose::MtuProbe);
-        Ok(Some(size))
     }
 
     /// Path frames are ack-eliciting, and padded so that they prove the path carries packets of this length.

@@ -5,22 +5,28 @@
 //!
 //! ```text
 //!           start
-//!   Off ────────────► Burst ── all that matter have come back ──► Searching ── limit − current ≤ 8 ──► Found
-//!                     ▲  ▲     current = largest acked            │  ▲   ▲                             │  │
-//!                     │  │                                        │  │   └─ after 600 s, if below ─────┘  │
-//!                     │  └── start again: the path has moved      │  │      the maximum                   │
-//!                     │                                           │  └─ probe acked: current = size       │
-//!                     │                                           │     3 probes lost: limit = size − 1   │
-//!                     └──── black hole: current = 1200, ◄─────────┴───────────────────────────────────────┘
+//!   Off ────────────► Burst ── all that matter have come back ──► Searching ── nothing is left to try ──► Found
+//!                     ▲  ▲     current = largest acked            │  ▲   ▲                                │  │
+//!                     │  │                                        │  │   └─ after 600 s, if below ────────┘  │
+//!                     │  └── start again: the path has moved      │  │      the maximum                      │
+//!                     │                                           │  └─ probe acked: current = size          │
+//!                     │                                           │     3 probes lost: limit = size − 1      │
+//!                     └──── black hole: current = 1200, ◄─────────┴──────────────────────────────────────────┘
 //!                           limit = what failed − 1
 //! ```
 //!
+//! The search has two *stages*. The first ends at [`USUAL_MOST`], which nearly every path carries or is close to, and what it finds is
+//! in use at once. The second begins only if the path carries that, and the maximum is larger: behind an interface for jumbo frames may
+//! be a switch of 1500 bytes. A path of that kind costs 7 lost probes in all, and loses nothing else.
+//!
 //! The *burst* is what makes the size known after one round trip: probes of the sizes that are usual, at most 8 packets, largest
 //! first, so that those that arrive tell which of those before them were lost. Each of them says what one probe says, so a size
-//! is only ruled out when it and the next two above it were lost. Then the search goes on with one probe at a time: what the
-//! burst has lost once, the maximum, and halves of what is left.
+//! is only ruled out when it and the next two below it were lost. Then the search goes on with one probe at a time: what the
+//! burst has lost once, the end of the stage, the sizes that networks have, and only then halves of what is left. The burst of the
+//! second stage has at most 3 large packets, and is repeated if all of them were lost.
 //!
-//! A path that has moved keeps the size of the path before until the burst says otherwise.
+//! A path that has moved keeps the size of the path before until the burst says otherwise, but for the sizes of the second stage: such a
+//! size is tried with the first burst, not believed.
 //!
 //! What the local socket refuses at once is known not to get through: it counts as lost as often as it takes.
 //!
@@ -42,6 +48,12 @@
 use std::time::{Duration, Instant};
 
 use crate::ack::Volume;
+#[cfg(test)]
+use burst::RUNGS;
+use burst::{Burst, Rung};
+
+#[path = "mtu_burst.rs"]
+mod burst;
 
 /// The packet size that every path carries (RFC 9000 §14).
 const BASE: u16 = 1200;
@@ -52,11 +64,14 @@ const STEP: u16 = 8;
 /// The packet around an IPv6 packet of the least MTU that IPv6 asks of a link, 1280 bytes (RFC 8200 §5), in the payload format of
 /// docs/wire-format.md: a path that carries just that is told from one that does not.
 const LANDMARK: u16 = 1311;
-/// The largest packets of paths that are usual, the most usual first: MTUs of 1500, 1480 (an IPv6 header more), 1460, 1420
-/// (WireGuard) and 1400 (LTE, VPNs), less 28 bytes over IPv4 or 48 over IPv6.
-const USUAL: [u16; 7] = [1472, 1452, 1432, 1392, 1352, 1412, 1372];
-/// The probes of a burst: the maximum, five usual sizes, the landmark, the base.
-const RUNGS: usize = 8;
+/// Where the first stage ends unless the caller says otherwise: an MTU of 1500, less 28 bytes over IPv4.
+pub(crate) const USUAL_MOST: u16 = 1472;
+/// The sizes that networks have, in order: those of [`USUAL`], and for MTUs of 1600, 2048, 4106, 8896, 8950 (VXLAN), 9000 over IPv6 and
+/// IPv4, 16384, 32768.
+const KNOWN: [u16; 19] = [
+    1352, 1372, 1392, 1400, 1412, 1432, 1444, 1452, 1464, 1472, 1572, 2020, 4078, 8868, 8922, 8952, 8972,
+    16_356, 32_740,
+];
 /// The time for which a burst waits for probes that are merely late, once all that matter were lost: jitter of ±10 ms lets one
 /// packet come 20 ms after another (our choice).
 const GRACE: Duration = Duration::from_millis(20);
@@ -77,8 +92,12 @@ pub(crate) struct MtuSearch {
     pub(crate) measured: bool,
     /// Whether several sizes may be probed at once.
     pub(crate) bursts: bool,
+    /// Where the first stage ends, if the maximum is no less.
+    pub(crate) usual_most: u16,
     /// The largest size that is probed.
     max: u16,
+    /// Nothing above gets through, as a black hole or a refusal has shown since the maximum was last tried.
+    ceiling: u16,
     phase: Phase,
     /// The probe in flight, with its size; those of a burst aside.
     in_flight: Option<(Probe, u16)>,
@@ -102,7 +121,7 @@ pub(crate) struct MtuSearch {
 enum Phase {
     Off,
     Burst(Burst),
-    /// `size` is probed, and was `lost` times; nothing above `limit` gets through.
+    /// `size` is probed, and was `lost` times; nothing above `limit` gets through, or is tried in this stage.
     Searching {
         limit: u16,
         size: u16,
@@ -112,24 +131,6 @@ enum Phase {
     Found {
         raise_at: Option<Instant>,
     },
-}
-
-/// Several sizes that are probed at once.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Burst {
-    /// Nothing above gets through.
-    limit: u16,
-    /// The sizes, largest first; 0 for none.
-    rungs: [u16; RUNGS],
-    fates: [Rung; RUNGS],
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Rung {
-    Unsent,
-    InFlight,
-    Acked,
-    Lost,
 }
 
 /// The question that a probe of the path MTU answers.
@@ -154,53 +155,9 @@ pub(crate) enum Fate {
     Late,
 }
 
-impl Burst {
-    /// All usual sizes above the base that are at most `limit`; `None` if there are none. `limit` is one of them unless it is
-    /// only what is left of a size that failed.
-    fn new(limit: u16, max: u16) -> Option<Self> {
-        let mut rungs = [0; RUNGS];
-        let top = (limit == max).then_some(max);
-        let below = USUAL.into_iter().filter(|size| *size <= limit && *size < max).take(RUNGS - 3);
-        let landmark = (LANDMARK <= limit && LANDMARK < max).then_some(LANDMARK);
-        let sizes = top.into_iter().chain(below).chain(landmark).filter(|size| *size > BASE);
-        let count = rungs.iter_mut().zip(sizes).map(|(rung, size)| *rung = size).count();
-        if count == 0 {
-            return None;
-        }
-        rungs[count] = BASE;
-        rungs.sort_unstable_by(|one, other| other.cmp(one));
-        Some(Self { limit, rungs, fates: [Rung::Unsent; RUNGS] })
-    }
-
-    fn sizes(&self) -> impl DoubleEndedIterator<Item = (u16, Rung)> {
-        self.rungs.into_iter().zip(self.fates).filter(|(size, _)| *size > 0)
-    }
-
-    fn next(&self) -> Option<u16> {
-        self.sizes().find(|(_, fate)| *fate == Rung::Unsent).map(|(size, _)| size)
-    }
-
-    fn set(&mut self, size: u16, fate: Rung) {
-        if let Some(index) = self.rungs.iter().position(|rung| *rung == size) {
-            self.fates[index] = fate;
-        }
-    }
-
-    /// The largest size that got through; 0 for none.
-    fn acked(&self) -> u16 {
-        self.sizes().find(|(_, fate)| *fate == Rung::Acked).map_or(0, |(size, _)| size)
-    }
-
-    /// The sizes above [`Burst::acked`], smallest first.
-    fn above(&self) -> impl Iterator<Item = (u16, Rung)> {
-        let acked = self.acked();
-        self.sizes().rev().filter(move |(size, _)| *size > acked)
-    }
-
-    /// Whether nothing that comes back can change what it has found, but for what was taken for lost too early.
-    fn is_over(&self) -> bool {
-        self.above().all(|(_, fate)| fate == Rung::Lost)
-    }
+/// How near a search comes to what the path carries: above what is usual to a 64th, because each size that is too large costs three packets.
+fn step(current: u16) -> u16 {
+    if current <= USUAL_MOST { STEP } else { current / 64 }
 }
 
 impl MtuSearch {
@@ -210,7 +167,9 @@ impl MtuSearch {
             current: BASE,
             measured: false,
             bursts: true,
+            usual_most: USUAL_MOST,
             max: BASE,
+            ceiling: u16::MAX,
             phase: Phase::Off,
             in_flight: None,
             not_before: None,
@@ -224,18 +183,63 @@ impl MtuSearch {
     }
 
     /// Searches from `start`, which is used from now on, to `max`; both are at least the base. If that is a new start, because
-    /// the path has moved, `start` is not relied on.
+    /// the path has moved, `start` is not relied on, and not used if it is more than what is usual.
     pub(crate) fn start(&mut self, max: u16, start: u16) {
         let max = max.max(BASE);
-        let current = start.clamp(BASE, max);
+        let usual_most = self.usual_most;
+        let most = usual_most.min(max);
+        let start = start.clamp(BASE, max);
         let has_moved = self.phase != Phase::Off;
-        let phase = match Burst::new(max, max).filter(|_| self.bursts && (has_moved || current < max)) {
-            Some(burst) => Phase::Burst(burst),
-            None if current < max => Phase::Searching { limit: max, size: max, lost: 0 },
-            None => Phase::Found { raise_at: None },
-        };
-        let measured = phase == Phase::Found { raise_at: None } || has_moved && self.measured;
-        *self = Self { current, measured, bursts: self.bursts, max, phase, ..Self::new() };
+        let current = if has_moved { start.min(most) } else { start };
+        let measured = has_moved && self.measured && current == start;
+        *self = Self { current, measured, bursts: self.bursts, usual_most, max, ..Self::new() };
+        let burst = if has_moved || current < most { Burst::usual(most, most, start) } else { None };
+        match burst.filter(|_| self.bursts) {
+            Some(burst) => self.phase = Phase::Burst(burst),
+            None if current < most => self.phase = Phase::Searching { limit: most, size: most, lost: 0 },
+            None => {
+                self.measured = true;
+                self.begin_second_stage(None);
+            }
+        }
+    }
+
+    /// Nothing above `max`, which is at least the base, is sent from now on; up to there it is searched.
+    pub(crate) fn bound(&mut self, max: u16, now: Instant) {
+        let max = max.max(BASE);
+        let (before, most_before) = (self.max, self.first_most());
+        self.max = max;
+        if max == before || self.phase == Phase::Off {
+            return;
+        }
+        if max > before {
+            // What has failed may have been too large for another interface.
+            (self.ceiling, self.untaken) = (u16::MAX, u16::MAX);
+            if let Phase::Found { .. } = self.phase
+                && self.current >= most_before
+            {
+                self.not_before = None;
+                if self.current < self.first_most() {
+                    self.narrow(self.first_most(), now);
+                } else {
+                    self.begin_second_stage(None);
+                }
+            }
+        } else if self.current >= max {
+            self.in_flight = None;
+            self.trust();
+            self.current = max;
+            self.find(now);
+        } else {
+            let untaken = self.untaken;
+            self.on_refused(max.saturating_add(1), now);
+            self.untaken = untaken;
+        }
+    }
+
+    /// Where the first stage ends.
+    fn first_most(&self) -> u16 {
+        self.usual_most.min(self.max)
     }
 
     /// Whether larger sizes are being tried.
@@ -286,6 +290,7 @@ impl MtuSearch {
         let Some((probe, size)) = self.wanted(now) else { return };
         if let (Probe::Burst, Phase::Burst(burst)) = (probe, &mut self.phase) {
             burst.set(size, Rung::InFlight);
+            self.not_before = None;
             return;
         }
         if probe == Probe::Base {
@@ -293,11 +298,19 @@ impl MtuSearch {
             self.checks_base = false;
             return;
         }
-        self.in_flight = Some((probe, size));
         if let (Probe::Search, Phase::Found { .. }) = (probe, self.phase) {
-            self.untaken = u16::MAX;
-            self.phase = Phase::Searching { limit: self.max, size: self.max, lost: 0 };
+            (self.untaken, self.ceiling) = (u16::MAX, u16::MAX);
+            if self.current >= self.first_most() {
+                self.begin_second_stage(None);
+                if let Phase::Burst(burst) = &mut self.phase {
+                    burst.set(size, Rung::InFlight);
+                    return;
+                }
+            } else {
+                self.phase = Phase::Searching { limit: size, size, lost: 0 };
+            }
         }
+        self.in_flight = Some((probe, size));
     }
 
     /// A probe of `size` bytes has been settled; true if the path has become a black hole for the current size.
@@ -362,7 +375,16 @@ impl MtuSearch {
         self.untaken = self.untaken.min(size);
         self.in_flight.take_if(|(_, probed)| *probed >= size);
         if size <= self.current && self.phase != Phase::Off {
-            self.fall_to(limit, now);
+            let usual = self.first_most();
+            if usual < size {
+                // The path has carried that before anything larger was tried.
+                self.trust();
+                (self.current, self.measured, self.ceiling) = (usual, true, limit);
+                self.not_before = None;
+                self.begin_second_stage(Some(now + RAISE_AFTER));
+            } else {
+                self.fall_to(limit, now);
+            }
             return true;
         }
         match &mut self.phase {
@@ -385,9 +407,14 @@ impl MtuSearch {
         false
     }
 
-    /// The largest size that the local socket may take.
+    /// The largest size that the path may carry before it has been measured, and that the local socket may take.
     pub(crate) fn most(&self) -> u16 {
-        self.max.min(self.untaken.saturating_sub(1)).max(self.current)
+        let most = match self.phase {
+            _ if self.measured => self.max,
+            Phase::Burst(burst) => burst.rungs[0].max(self.first_most()),
+            Phase::Off | Phase::Searching { .. } | Phase::Found { .. } => self.first_most(),
+        };
+        most.min(self.untaken.saturating_sub(1)).max(self.current)
     }
 
     /// Has a probe of the base sent.
@@ -413,10 +440,18 @@ impl MtuSearch {
         let acked = burst.acked();
         let mut lost = burst.above().map(|(size, _)| size);
         let least_lost = lost.next();
-        let limit = lost.nth(1).map_or(burst.limit, |third| (third - 1).min(burst.limit));
+        // What a path before has carried is beyond the stage.
+        let end = if acked > burst.limit { self.max.min(self.ceiling) } else { burst.limit };
+        let limit = lost.nth(1).map_or(end, |third| (third - 1).min(end));
         let is_smaller = burst.above().filter(|(size, _)| *size <= self.current).count();
         self.not_before = least_lost.map(|_| now + PAUSE);
-        if acked == 0 {
+        if burst.round.is_some() && acked <= self.current {
+            match burst.again() {
+                Some(again) => self.phase = Phase::Burst(again),
+                None if self.current > self.first_most() => self.narrow(burst.least() - 1, now),
+                None => self.find(now),
+            }
+        } else if acked == 0 {
             self.phase = Phase::Searching { limit: burst.limit, size: burst.limit, lost: 0 };
         } else if acked < self.current && is_smaller < usize::from(MAX_PROBES) {
             self.suspect = self.current;
@@ -476,24 +511,60 @@ impl MtuSearch {
             Phase::Off | Phase::Burst(_) => None,
             Phase::Searching { size, .. } => Some((Probe::Search, size)),
             Phase::Found { raise_at } => {
-                raise_at.filter(|at| *at <= now).map(|_due| (Probe::Search, self.max))
+                let most = self.first_most();
+                let size = if self.current < most { most } else { self.max };
+                raise_at.filter(|at| *at <= now).map(|_due| (Probe::Search, size))
             }
         }
     }
 
-    /// Nothing above `limit` gets through: searches on between the current size and that.
+    /// Nothing above `limit` gets through, or the stage ends there: searches on between the current size and that.
     fn narrow(&mut self, limit: u16, now: Instant) {
-        let left = limit.saturating_sub(self.current);
-        self.phase = if left > 0 && limit == self.max {
-            Phase::Searching { limit, size: limit, lost: 0 }
-        } else if self.current < LANDMARK && LANDMARK <= limit {
-            Phase::Searching { limit, size: LANDMARK, lost: 0 }
-        } else if left <= STEP {
+        if let Some(size) = self.next_size(limit) {
+            self.phase = Phase::Searching { limit, size, lost: 0 };
+        } else if limit <= self.current && self.current == self.first_most() {
             self.measured = true;
-            Phase::Found { raise_at: (self.current < self.max).then(|| now + RAISE_AFTER) }
+            self.begin_second_stage(Some(now + RAISE_AFTER));
         } else {
-            Phase::Searching { limit, size: self.current + left.div_ceil(2), lost: 0 }
+            self.find(now);
+        }
+    }
+
+    /// The size to try between the current one and `limit`, above which nothing gets through; `None` if it is near enough.
+    fn next_size(&self, limit: u16) -> Option<u16> {
+        let (current, most) = (self.current, self.first_most());
+        let left = limit.saturating_sub(current);
+        if left > 0 && (limit == self.max || limit == most) {
+            return Some(limit);
+        }
+        let known = || KNOWN.into_iter().filter(|size| (current + 1..=limit).contains(size));
+        if current < LANDMARK && LANDMARK <= limit {
+            // The most usual size below the maximum comes first.
+            return Some(known().next_back().filter(|_| limit + 1 == most).unwrap_or(LANDMARK));
+        }
+        if left <= step(current) {
+            return None;
+        }
+        let size = known().nth(known().count() / 2);
+        // Nobody has packets that are a little larger than what is usual.
+        size.or_else(|| (current != most).then(|| current + left.div_ceil(2)))
+    }
+
+    /// Searches above the current size, which the path carries, for larger ones than are usual. If there is nothing to try, the maximum
+    /// is tried again at `raise_at`.
+    fn begin_second_stage(&mut self, raise_at: Option<Instant>) {
+        let limit = self.max.min(self.ceiling);
+        self.phase = match Burst::large(limit, self.max, self.current) {
+            Some(burst) if self.bursts => Phase::Burst(burst),
+            Some(burst) => Phase::Searching { limit, size: burst.rungs[0], lost: 0 },
+            None => Phase::Found { raise_at: raise_at.filter(|_| self.current < self.max) },
         };
+    }
+
+    /// Has found what the path carries.
+    fn find(&mut self, now: Instant) {
+        self.measured = true;
+        self.phase = Phase::Found { raise_at: (self.current < self.max).then(|| now + RAISE_AFTER) };
     }
 
     /// The current size does not get through any more.
@@ -507,7 +578,9 @@ impl MtuSearch {
         self.trust();
         self.current = proven.max(BASE);
         self.measured = proven > 0;
-        match Burst::new(limit, self.max).filter(|_| self.bursts && proven == 0) {
+        self.ceiling = limit;
+        let (most, limit) = (self.first_most(), limit.min(self.first_most()));
+        match Burst::usual(limit, most, 0).filter(|_| self.bursts && proven == 0) {
             Some(burst) => {
                 self.not_before = None;
                 self.phase = Phase::Burst(burst);

@@ -4,6 +4,9 @@ use super::*;
 
 const RTT: Duration = Duration::from_millis(20);
 
+/// Whatever carries more than is usual carries that.
+const BEYOND: u16 = 2020;
+
 #[expect(
     clippy::disallowed_methods,
     reason = "a test needs some instant to start from; only differences matter"
@@ -21,6 +24,7 @@ struct Sim {
     lost_percent: u64,
     random: u64,
     probes: u32,
+    lost: u32,
     black_holes: u32,
 }
 
@@ -28,7 +32,7 @@ impl Sim {
     fn new(mtu: u16, max: u16, from: u16) -> Self {
         let mut search = MtuSearch::new();
         search.start(max, from);
-        Self { search, now: start(), mtu, lost_percent: 0, random: 1, probes: 0, black_holes: 0 }
+        Self { search, now: start(), mtu, lost_percent: 0, random: 1, probes: 0, lost: 0, black_holes: 0 }
     }
 
     /// Whether a packet of this size gets through.
@@ -58,6 +62,7 @@ impl Sim {
         self.now += RTT;
         for size in sent {
             let fate = if self.carries(size) { Fate::Acked } else { Fate::Lost };
+            self.lost += u32::from(fate == Fate::Lost);
             self.black_holes += u32::from(self.search.on_settled(size, fate, self.now));
         }
         true
@@ -80,11 +85,19 @@ impl Sim {
         panic!("a search without end: {:?}", self.search);
     }
 
+    /// Sends the probes that are due, or lets the wait for the next pass.
+    fn burst_or_wait(&mut self) {
+        if !self.probe() {
+            self.now = self.search.timeout().map_or(self.now, |at| at.max(self.now));
+            self.on_timeout();
+        }
+    }
+
     /// Lets the burst that is due, and what follows from it, come to an end.
     fn burst(&mut self) {
         assert!(self.probe());
-        if let Phase::Burst(_) = self.search.phase {
-            self.now = self.search.timeout().unwrap();
+        if let (Phase::Burst(_), Some(at)) = (self.search.phase, self.search.timeout()) {
+            self.now = at;
             self.on_timeout();
         }
     }
@@ -101,7 +114,9 @@ impl Sim {
 
     fn assert_found(&self, max: u16) {
         let (found, path) = (self.search.current, self.mtu.min(max));
-        assert!((path - STEP..=path).contains(&found), "{found} of {path}");
+        // Between what is usual and what nobody has there is nothing to look for.
+        let is_near = if path < BEYOND { path.min(USUAL_MOST) - STEP } else { path - step(path) };
+        assert!((is_near..=path).contains(&found), "{found} of {path}");
         assert!(self.mtu < max || found == max, "{found} of {max}");
     }
 }
@@ -114,9 +129,10 @@ proptest! {
         let mut sim = Sim::new(mtu, max, from.min(mtu));
         sim.settle();
         sim.assert_found(max);
-        // The burst, the maximum, two sizes that it lost, then one for each halving.
+        // Two bursts, the second three times; the maximum, two sizes that they lost; then one for each halving.
         let sizes = 3 + u32::from(max).ilog2();
-        prop_assert!(sim.probes <= RUNGS as u32 + sizes * u32::from(MAX_PROBES), "{} probes", sim.probes);
+        let bursts = RUNGS as u32 + 4 * 3;
+        prop_assert!(sim.probes <= bursts + sizes * u32::from(MAX_PROBES), "{} probes", sim.probes);
         prop_assert_eq!((sim.black_holes, sim.search.due(sim.now)), (0, None));
     }
 
@@ -132,7 +148,7 @@ proptest! {
         if shrunk {
             sim.assert_found(9000);
         }
-        let limit = (RTT + PAUSE) * 3 * 14;
+        let limit = (RTT + PAUSE) * 3 * 16;
         prop_assert!(sim.now - changed <= limit, "{:?} of {limit:?}", sim.now - changed);
 
         sim.now += RAISE_AFTER;
@@ -160,13 +176,14 @@ fn one_round_trip_finds_the_maximum() {
 #[test]
 fn one_round_trip_finds_the_usual_size_below_what_the_path_carries() {
     for (max, mtu, found) in [
-        (1452, 1451, 1432),
+        (1452, 1451, 1444),
         (1452, 1400, 1392),
         (1452, 1372, 1372),
         (1452, 1352, 1352),
         (1452, 1311, 1311),
         (1452, 1310, BASE),
-        (1472, 1464, 1452),
+        (1472, 1471, 1464),
+        (1472, 1464, 1464),
         (1400, 1400, 1400),
         (1400, 1399, 1392),
         (8972, 8971, 1472),
@@ -214,13 +231,13 @@ fn probes_of_a_burst_that_are_merely_late_count_if_they_come_within_the_grace() 
     while search.due(now).is_some() {
         search.on_sent(now);
     }
-    for (size, fate) in [(1392, Fate::Acked), (1452, Fate::Lost), (1432, Fate::Lost), (1412, Fate::Lost)] {
+    for (size, fate) in [(1392, Fate::Acked), (1452, Fate::Lost), (1444, Fate::Lost), (1432, Fate::Lost)] {
         search.on_settled(size, fate, now);
     }
     assert_eq!((search.timeout(), search.measured), (Some(now + GRACE), false));
-    search.on_settled(1432, Fate::Late, now);
+    search.on_settled(1444, Fate::Late, now);
     search.on_timeout(now + GRACE);
-    assert_eq!((search.current, search.measured), (1432, true));
+    assert_eq!((search.current, search.measured), (1444, true));
     // The maximum alone was lost: that is tried again before anything.
     assert_eq!(search.phase, Phase::Searching { limit: 1452, size: 1452, lost: 1 });
 }
@@ -261,7 +278,7 @@ fn a_path_that_carries_a_little_less_after_it_has_moved_falls_to_what_the_burst_
     sim.mtu = 1440;
     sim.search.start(1452, 1452);
     sim.burst();
-    assert_eq!((sim.search.current, sim.search.suspect, sim.search.unconfirmed), (1452, 1452, 1));
+    assert_eq!((sim.search.current, sim.search.suspect, sim.search.unconfirmed), (1452, 1452, 2));
     let began = sim.now;
     while sim.black_holes == 0 {
         sim.now = sim.search.timeout().unwrap_or(sim.now);
@@ -446,5 +463,163 @@ fn random_losses_rarely_look_like_a_black_hole() {
         assert!(sim.black_holes <= most && seconds_below <= most, "{} black holes", sim.black_holes);
         // Each time that one size was lost thrice in vain cost less than two steps.
         assert!(sim.search.current > 1452 - 10 * STEP, "{}", sim.search.current);
+    }
+}
+
+/// What the first stage and the second cost and find, over the paths that networks have.
+#[test]
+fn what_is_lost_on_the_paths_that_networks_have() {
+    // The maximum, the path, where the first stage ends: what is found, how many probes are lost.
+    for (max, mtu, usual, found, lost) in [
+        (1452, 1452, 1452, 1452, 0),
+        (1472, 1472, 1472, 1472, 0),
+        (1472, 1464, 1472, 1464, 3),
+        (1472, 1452, 1472, 1452, 7),
+        (1452, 1444, 1452, 1444, 3),
+        (8972, 8972, 1472, 8972, 0),
+        (8972, 1472, 1472, 1472, 7),
+        (8952, 1452, 1452, 1452, 7),
+        (8972, 1464, 1472, 1464, 3),
+        (65_507, 65_507, 1472, 65_507, 0),
+        (65_507, 1472, 1472, 1472, 7),
+        (65_487, 1452, 1452, 1452, 7),
+        (8972, 8922, 1472, 8868, 3),
+        (9188, 8972, 1472, 8972, 6),
+        (9188, 8952, 1452, 8922, 4),
+        (16_356, 1472, 1472, 1472, 7),
+    ] {
+        let mut sim = Sim { lost: 0, ..Sim::new(mtu, BASE, BASE) };
+        sim.search = MtuSearch { usual_most: usual, ..MtuSearch::new() };
+        sim.search.start(max, BASE);
+        let began = sim.now;
+        while !sim.search.measured {
+            sim.burst_or_wait();
+        }
+        assert!(sim.now - began <= RTT + GRACE, "{mtu} of {max}: in use after {:?}", sim.now - began);
+        assert!(sim.search.current >= mtu.min(usual) - STEP, "{mtu} of {max}: {}", sim.search.current);
+        sim.settle();
+        println!("{max} over {mtu}: {} after {:?}, {} lost", sim.search.current, sim.now - began, sim.lost);
+        assert_eq!((sim.search.current, sim.lost), (found, lost), "{mtu} of {max}");
+    }
+}
+
+/// One at a time, the most usual sizes come first.
+#[test]
+fn the_second_size_that_is_tried_alone_is_that_of_pppoe() {
+    for (max, mtu) in [(1472, 1464), (1452, 1444)] {
+        let mut sim = Sim::new(mtu, BASE, BASE);
+        sim.search = MtuSearch { usual_most: max, bursts: false, ..MtuSearch::new() };
+        sim.search.start(max, BASE);
+        sim.settle();
+        assert_eq!((sim.search.current, sim.probes), (mtu, 4));
+    }
+}
+
+#[test]
+fn nothing_above_what_is_usual_is_used_before_it_was_acknowledged() {
+    for mtu in [1472, 8972] {
+        let mut sim = Sim::new(8972, 8972, BASE);
+        sim.settle();
+        assert_eq!(sim.search.current, 8972);
+        // The path has moved: what the one before has carried is tried with the first burst.
+        sim.mtu = mtu;
+        sim.search.start(8972, sim.search.current);
+        assert_eq!((sim.search.current, sim.search.measured, sim.search.most()), (1472, false, 8972));
+        assert_eq!(sim.search.due(sim.now), Some(8972));
+        let began = sim.now;
+        while !sim.search.measured {
+            sim.burst_or_wait();
+        }
+        assert_eq!(sim.search.current, mtu);
+        assert!(sim.now - began <= RTT + GRACE);
+        sim.settle();
+        assert_eq!((sim.search.current, sim.black_holes), (mtu, 0));
+    }
+}
+
+#[test]
+fn a_jumbo_path_that_shrinks_falls_to_what_is_left_within_three_probes() {
+    let mut sim = Sim::new(8972, 8972, BASE);
+    sim.settle();
+    sim.mtu = 1472;
+    let changed = sim.now;
+    sim.send();
+    while sim.black_holes == 0 || sim.search.current < 1472 {
+        sim.burst_or_wait();
+    }
+    assert!(sim.now - changed <= 4 * RTT + 2 * PAUSE + GRACE, "{:?}", sim.now - changed);
+    sim.settle();
+    assert_eq!((sim.search.current, sim.black_holes), (1472, 1));
+    sim.mtu = 8972;
+    sim.now += RAISE_AFTER;
+    sim.settle();
+    assert_eq!(sim.search.current, 8972);
+}
+
+#[test]
+fn a_device_that_shrinks_leaves_what_the_first_stage_has_found_in_use() {
+    let mut sim = Sim::new(8972, 8972, BASE);
+    sim.settle();
+    assert!(sim.search.on_refused(8972, sim.now));
+    assert_eq!((sim.search.current, sim.search.measured), (1472, true));
+    while sim.search.is_searching() {
+        sim.probe_refused(1472);
+        assert_eq!(sim.search.current, 1472);
+    }
+}
+
+#[test]
+fn the_end_of_the_search_follows_the_interface() {
+    let mut sim = Sim::new(9000, 1472, BASE);
+    sim.settle();
+    assert_eq!(sim.search.current, 1472);
+    sim.search.bound(8972, sim.now);
+    assert_eq!((sim.search.current, sim.search.measured), (1472, true));
+    sim.settle();
+    assert_eq!(sim.search.current, 8972);
+    sim.search.bound(4000, sim.now);
+    assert_eq!((sim.search.current, sim.search.measured, sim.search.due(sim.now)), (4000, true, None));
+    sim.search.bound(8972, sim.now);
+    sim.settle();
+    assert_eq!((sim.search.current, sim.black_holes, sim.lost), (8972, 0, 0));
+    // Packets are refused before the interface is known to be another one.
+    sim.search.on_refused(8972, sim.now);
+    sim.search.bound(1472, sim.now);
+    sim.settle();
+    assert_eq!(sim.search.current, 1472);
+    sim.search.bound(8972, sim.now);
+    sim.settle();
+    assert_eq!(sim.search.current, 8972);
+    // While the first stage lasts, both ways.
+    for bound in [1392, 8972] {
+        let mut sim = Sim::new(9000, 1472, BASE);
+        sim.search.on_sent(sim.now);
+        sim.search.bound(bound, sim.now);
+        sim.search.on_settled(1472, if bound < 1472 { Fate::Lost } else { Fate::Acked }, sim.now);
+        sim.settle();
+        assert_eq!(sim.search.current, bound);
+    }
+}
+
+/// Whatever the far end acknowledges, probes are few: what is confirmed is not probed, what fails is tried again after ten minutes.
+#[test]
+fn probes_are_bounded_whatever_is_lost() {
+    for (seed, lost_percent) in [(1, 0), (2, 5), (3, 50), (4, 90), (5, 100)] {
+        println!("seed {seed}");
+        let mut sim = Sim::new(65_507, 65_507, BASE);
+        (sim.lost_percent, sim.random) = (lost_percent, seed << 20);
+        sim.settle();
+        assert!(sim.probes <= 100, "{} probes at the start", sim.probes);
+        for minute in 0..60 {
+            let before = sim.probes;
+            for _ in 0..60_000 / 20 {
+                sim.now += RTT;
+                sim.on_timeout();
+                sim.send();
+                sim.probe();
+            }
+            // A confirmation every 200 ms at most, of which each that fails is repeated after 50 ms, and a search for each fall.
+            assert!(sim.probes - before <= 1200, "{} probes in minute {minute}", sim.probes - before);
+        }
     }
 }

@@ -101,7 +101,7 @@ fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
 
 /// What came of dialling its peers, in their order, once all of it is known or was waited for.
 fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
-    let most = worker::most_mtu(config);
+    let most = worker::first_mtu(config);
     let began = SystemClock.now();
     let mut connected: Vec<Option<Instant>> = vec![None; config.peers.len()];
     loop {

@@ -39,7 +39,7 @@ fn tcp_through_the_tunnel_goes_on_whatever_happens() {
     };
     let b = stage.site(End::Dialler).host.clone();
     let client = Client::start(&b, server, &["-t", "300", "-b", "5M", "--bidir"]);
-    both(&stage, 1400..=1452);
+    both(&stage, 1400..=1472);
     let after = |stage: &Stage, what: &str| {
         stage.streams().wait_for_answers(what);
         stage.sites.check_accounts_in_motion();
@@ -52,7 +52,7 @@ fn tcp_through_the_tunnel_goes_on_whatever_happens() {
     stage.restart(End::Listener, Ending::Killed, Duration::ZERO);
     after(&stage, "the listener was killed");
     // New lanes ask for the path's MTU anew.
-    both(&stage, 1400..=1452);
+    both(&stage, 1400..=1472);
     // TCP keeps for minutes what it may have learned of the path: with segments of that size, nothing is too large below.
     for site in stage.sites.all() {
         site.host.tell(&["ip", "route", "flush", "cache"]);
@@ -66,7 +66,7 @@ fn tcp_through_the_tunnel_goes_on_whatever_happens() {
     after(&stage, "the NAT forgot");
     stage.restart(End::Dialler, Ending::Killed, Duration::ZERO);
     after(&stage, "the dialler was killed");
-    both(&stage, 1400..=1452);
+    both(&stage, 1400..=1472);
     stage.cut_link(Duration::from_secs(1));
     after(&stage, "the link was down");
     // TCP waits longer after each segment that it has sent in vain.

@@ -17,10 +17,10 @@ use serde_json::Value;
 use super::possible;
 
 /// The largest packet of a lane where links carry 1500 bytes, in bytes of UDP payload.
-const PACKET: u16 = 1452;
+const PACKET: u16 = 1472;
 
 /// What fits inside of it: 31 bytes less.
-const INNER: u16 = 1421;
+const INNER: u16 = 1441;
 
 /// What a packet adds outside: IPv4, UDP, and the lane's 31 bytes.
 const OUTSIDE: u16 = 20 + 8 + 31;
@@ -74,7 +74,7 @@ fn ping_whole(place: &Place, destination: IpAddr, bytes: u16) -> probe::Ping {
 fn refusal(place: &Place, destination: IpAddr, bytes: u16) -> u16 {
     let ping = ping_whole(place, destination, bytes);
     assert_eq!(ping.received, 0, "{}", ping.text);
-    // "Frag needed and DF set (mtu = 1421)", "Packet too big: mtu=1421".
+    // "Frag needed and DF set (mtu = 1441)", "Packet too big: mtu=1441".
     let words = ping.text.split("mtu").nth(1).unwrap_or_default().trim_start_matches([' ', '=']);
     let digits: String = words.chars().take_while(char::is_ascii_digit).collect();
     digits.parse().unwrap_or_else(|_| panic!("no MTU: {}", ping.text))

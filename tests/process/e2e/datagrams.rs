@@ -115,6 +115,35 @@ fn empty_and_largest_datagrams_arrive_and_larger_ones_are_counted() {
 }
 
 #[test]
+fn large_datagrams_fit_into_the_packets_of_loopback() {
+    if !needs::met("large datagrams over loopback", needs::AGENTS) {
+        return;
+    }
+    let (echo, ingress) = (Echo::new(), ports::loopback());
+    let pair = echo_pair(Plan::default(), &echo, "", ingress);
+    let client = Client::new(0, ingress);
+    client.echo(&[1]);
+    for (agent, peer) in [(&pair.entry, "exit"), (&pair.exit, "entry")] {
+        agent.wait_for("packets of loopback", |samples| {
+            // As large as the receive buffers hold, which depends on what this user may ask for.
+            match samples.count("culvert_lane_packet_bytes", &[("peer", peer)]) {
+                bytes if bytes > 8_100 => Ok(()),
+                bytes => Err(format!("{bytes} bytes")),
+            }
+        });
+    }
+    let packets = || pair.sum("culvert_lane_packets_sent_total", &[]);
+    let before = packets();
+    for number in 0..50 {
+        client.echo(&[number; 8_000]);
+    }
+    assert_eq!(pair.sum("culvert_datagrams_dropped_total", &[("reason", "too_large")]), 0);
+    // There and back, and acknowledgements.
+    let sent = packets() - before;
+    assert!((100..250).contains(&sent), "{sent} packets for a hundred datagrams");
+}
+
+#[test]
 fn datagrams_that_fit_into_no_packet_travel_in_pieces_where_the_service_wants_it() {
     if !needs::met("datagrams in pieces", needs::AGENTS) {
         return;

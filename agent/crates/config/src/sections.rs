@@ -112,10 +112,11 @@ section! {
         /// wildcard.
         // `culvert link` alone goes by it, and reads the file by itself.
         advertise: Option<Endpoint> = None, endpoint().optional(), Now;
-        /// The largest QUIC packet in bytes of UDP payload. `"auto"`: as large as path MTU discovery finds, up to 1452. A number is for
-        /// paths that lie about their MTU, and for those of jumbo frames: their MTU less 28, over IPv6 less 48, at both ends.
-        // RFC 9000 §14: a QUIC path carries at least 1200 bytes. 9000 is the usual jumbo frame.
-        max_packet: Option<u16> = None, or!(size(1200..=9000), "auto", Option::{None, Some}), Restart;
+        /// The largest QUIC packet in bytes of UDP payload. `"auto"`: as large as path MTU discovery finds, up to what the interface on
+        /// the way to the peer takes ([operations](operations.md#packet-sizes)). A number is a limit, in both directions of lanes, for
+        /// paths that lie about their MTU.
+        // RFC 9000 §14: a QUIC path carries at least 1200 bytes. A UDP datagram over IPv4 has at most 65507.
+        max_packet: Option<u16> = None, or!(size(1200..=65_507), "auto", Option::{None, Some}), Restart;
         /// How the two ends of a handshake agree on a secret. `"hybrid"`: by X25519 and ML-KEM-768 together (X25519MLKEM768), so that
         /// recorded traffic stays secret from a quantum computer; by X25519 alone with a peer that is too old or set to `"x25519"`.
         /// `"hybrid-required"`: by both, or there is no connection. `"x25519"`: by X25519 alone, in handshakes that begin with one

@@ -38,7 +38,8 @@ impl Budget {
     /// that.
     #[must_use]
     pub fn new(most: usize, holds: bool, now: Instant) -> Self {
-        let packet = PathPacket { bytes: quic_core::TRANSMIT_CAPACITY, measured: false, most };
+        let bytes = quic_core::TRANSMIT_CAPACITY;
+        let packet = PathPacket { bytes, measured: false, most, searched: true };
         Self { packet, holds, settles_at: now + SETTLE_TIME }
     }
 
@@ -48,10 +49,23 @@ impl Budget {
         self.packet.bytes
     }
 
+    /// The largest packet that the paths are known to carry, in bytes of UDP payload.
+    #[must_use]
+    pub fn measured(&self) -> Option<usize> {
+        self.packet.measured.then_some(self.packet.bytes)
+    }
+
+    /// The largest packet that the paths have been found to carry, in bytes of UDP payload; `None` while something else may be found.
+    #[must_use]
+    pub fn proved(&self) -> Option<usize> {
+        (self.packet.measured && !self.packet.searched).then_some(self.packet.bytes)
+    }
+
     /// Applies what the paths carry; returns whether packets that waited for that may go.
-    pub fn set(&mut self, PathPacket { bytes, measured, most }: PathPacket, now: Instant) -> bool {
+    pub fn set(&mut self, found: PathPacket, now: Instant) -> bool {
+        let PathPacket { bytes, measured, most, searched } = found;
         let before = std::mem::replace(&mut self.packet.bytes, bytes);
-        self.packet.measured = measured;
+        (self.packet.measured, self.packet.searched) = (measured, searched);
         if bytes < before && !measured {
             self.settles_at = self.settles_at.max(now + RESETTLE_TIME);
             self.packet.most = before;
@@ -64,7 +78,8 @@ impl Budget {
     #[must_use]
     pub fn differs(&self, found: &PathPacket) -> bool {
         let promises_more = !found.measured && self.packet.most > found.most;
-        promises_more || (self.packet.bytes, self.packet.measured) != (found.bytes, found.measured)
+        let PathPacket { bytes, measured, searched, .. } = self.packet;
+        promises_more || (bytes, measured, searched) != (found.bytes, found.measured, found.searched)
     }
 
     /// Whether an IP packet of `bytes` bytes, which fits into no packet yet, is to wait because it may soon.

@@ -9,7 +9,7 @@ use base::{
 use config::{Config, Forward};
 use gate::decoy::DecoyId;
 use net::{
-    Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
+    Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket, Ways,
     ports::{PortPlan, Ports},
     stats::Booked as SocketBooked,
     wildcard_for,
@@ -49,6 +49,7 @@ const DECOY_BUFFER_BYTES: usize = 128 * 1024;
 /// Opens and closes the sockets of a worker.
 pub struct SocketFactory {
     net: Box<dyn Net>,
+    ways: Ways,
     tokens: Pages<Source>,
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
@@ -124,6 +125,7 @@ impl SocketFactory {
     pub fn new(net: Box<dyn Net>, config: &Config) -> Self {
         let udp = UdpDefaults::new(config);
         Self {
+            ways: net.ways(),
             net,
             tokens: Pages::default(),
             udp,
@@ -131,6 +133,12 @@ impl SocketFactory {
             stats: SocketStats::default(),
             opened: 0,
         }
+    }
+
+    /// What is known of the interfaces on the ways to peers.
+    #[must_use]
+    pub fn ways(&self) -> &Ways {
+        &self.ways
     }
 
     /// Takes ports that were bound for this worker, for [`SocketFactory::ingress`] and [`SocketFactory::tcp_listen`].

@@ -119,7 +119,7 @@ impl Side {
             Box::new(RandomConnectionIdGenerator::new(CONNECTION_ID_BYTES))
         };
         let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[1; 64]));
-        let config = Arc::new(endpoint_config(ids, reset_key, None, Some([4; 32])));
+        let config = Arc::new(endpoint_config(ids, reset_key, Some([4; 32])));
         let endpoint = Endpoint::new(config, server, true, None);
         Self { endpoint, address, connection: None, connected: false, lost: None }
     }

@@ -450,32 +450,27 @@ pub fn server_config(
 /// The smallest QUIC packet that every path must carry, bytes (RFC 9000 §14).
 pub const MIN_PACKET: u16 = 1200;
 
-/// The size up to which path MTU discovery raises packets when nothing else is configured, in bytes: Ethernet's 1500 minus an
-/// IPv6 and a UDP header.
-pub const DEFAULT_MAX_PACKET: u16 = 1452;
+/// The largest UDP payload there is, bytes (RFC 9000 §18.2).
+pub const LARGEST_UDP_PAYLOAD: u16 = 65_527;
 
 /// The QUIC parameters that all connections of one endpoint share: version 1 only, no greasing.
 ///
 /// `connection_ids` makes the generator of our connection IDs, of [`CONNECTION_ID_BYTES`](wire::cid::CONNECTION_ID_BYTES) each; `reset_key` keys the
 /// stateless reset tokens that the connections announce; `rng_seed` makes the endpoint repeatable.
-/// `max_packet` is also the largest datagram that the endpoint accepts.
+/// It accepts datagrams of any size: what the path carries is for the sender to find.
 pub fn endpoint_config(
     connection_ids: impl Fn() -> Box<dyn ConnectionIdGenerator> + Send + Sync + 'static,
     reset_key: Arc<dyn HmacKey>,
-    max_packet: Option<u16>,
     rng_seed: Option<[u8; 32]>,
 ) -> EndpointConfig {
-    // Jumbo frames minus headers fit into u16; larger values are not UDP payloads (RFC 9000 §18.2).
-    const LARGEST_UDP_PAYLOAD: u16 = 65_527;
-    let accepted = max_packet.unwrap_or(DEFAULT_MAX_PACKET).clamp(DEFAULT_MAX_PACKET, LARGEST_UDP_PAYLOAD);
     let mut config = EndpointConfig::new(reset_key);
     config
         .supported_versions(vec![1])
         .grease_quic_bit(false)
         .cid_generator(connection_ids)
         .rng_seed(rng_seed)
-        .max_udp_payload_size(accepted)
-        .expect("clamped into the range that quinn-proto accepts");
+        .max_udp_payload_size(LARGEST_UDP_PAYLOAD)
+        .expect("quinn-proto accepts 1200 to 65527");
     config
 }
 

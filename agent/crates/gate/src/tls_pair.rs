@@ -90,7 +90,7 @@ impl End {
             Box::new(RandomConnectionIdGenerator::new(CONNECTION_ID_BYTES))
         };
         let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[1; 64]));
-        let config = Arc::new(endpoint_config(ids, reset_key, None, Some([2; 32])));
+        let config = Arc::new(endpoint_config(ids, reset_key, Some([2; 32])));
         let server = server.map(|crypto| {
             let token_key = Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&[3; 32]));
             Arc::new(server_config(crypto, Arc::new(TransportConfig::default()), token_key))

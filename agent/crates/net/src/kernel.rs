@@ -6,7 +6,7 @@ use std::{
     net::{Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
     rc::Rc,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -25,9 +25,10 @@ use tokio::{
 };
 
 use crate::{
-    Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Unanswered,
+    Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Unanswered, Ways,
     batch::MAX_SEGMENTS,
     failures::Failures,
+    interfaces::Interfaces,
     keepalive::PROBES,
     literal,
     ports::{Ports, SocketKind, tcp_listening, tcp_socket},
@@ -49,6 +50,8 @@ pub struct KernelNet {
     lookups: IssuedMap<Token, oneshot::Receiver<io::Result<Vec<SocketAddr>>>>,
     /// None if it could not be made; the next TCP connection tries again.
     failures: Option<Rc<Failures>>,
+    /// None: nothing is known of any.
+    interfaces: Option<Arc<Interfaces>>,
 }
 
 impl KernelNet {
@@ -63,13 +66,19 @@ impl KernelNet {
         // With the worker and not with its first connection, so that an agent at rest always has as many descriptors.
         let failures = Failures::new(&ready).ok().map(Rc::new);
         let shared = Shared { ready, clock, scratch };
-        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures }
+        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures, interfaces: None }
     }
 
     /// The same network with a queue of the TUN device, or without one.
     #[must_use]
     pub fn with_tun(self, tun: Option<TunPort>) -> Self {
         Self { tun, ..self }
+    }
+
+    /// The same network, which knows the interfaces on the ways to peers.
+    #[must_use]
+    pub fn with_interfaces(self, interfaces: Option<Arc<Interfaces>>) -> Self {
+        Self { interfaces, ..self }
     }
 
     /// What watches the failures of TCP connections.
@@ -107,6 +116,11 @@ impl Net for KernelNet {
 
     fn most_segments(&self) -> u16 {
         most_segments()
+    }
+
+    fn ways(&self) -> Ways {
+        let interfaces = self.interfaces.clone();
+        Rc::new(move |to| interfaces.as_ref()?.largest_datagram(to))
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {

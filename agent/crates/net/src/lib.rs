@@ -18,6 +18,7 @@
 //! | a TUN device and its queues on the kernel | `tun.rs` |
 //! | whether the kernel takes super-packets of packets inside of tunnels, and cuts them right | `tunnels.rs` |
 //! | addresses, routes and rules of the kernel | `netlink/` |
+//! | how large the datagrams are that the interfaces on the ways to peers take | `interfaces.rs` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
 //! | what this host can do, tried without changing it | `host.rs` |
@@ -34,6 +35,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    rc::Rc,
 };
 
 use ip::{
@@ -48,6 +50,7 @@ mod delivery;
 mod failures;
 pub mod folder;
 pub mod host;
+pub mod interfaces;
 mod keepalive;
 pub mod kernel;
 #[cfg(any(test, feature = "memory"))]
@@ -75,6 +78,10 @@ pub use ready::{Ready, Token};
 pub use refusal::{RefusedBy, SendRefusal};
 pub use stats::UdpStats;
 
+/// The largest datagram, in bytes of UDP payload, that the interface on the way to an address takes; `None` if that is not known, or not
+/// yet: ask again a moment later, and now and then, because routes and interfaces change.
+pub type Ways = Rc<dyn Fn(SocketAddr) -> Option<usize>>;
+
 /// The sockets and names of the outside world, as a worker uses them. The kernel implements it, and `memory` for tests.
 pub trait Net {
     /// Opens a UDP socket whose readiness is reported under `token`.
@@ -87,6 +94,11 @@ pub trait Net {
     /// Segments that one message may have: [`batch::MOST_SEGMENTS`], or fewer on a kernel that takes no more.
     fn most_segments(&self) -> u16 {
         batch::MOST_SEGMENTS
+    }
+
+    /// What is known of the interfaces on the ways to addresses; nothing unless this is said.
+    fn ways(&self) -> Ways {
+        Rc::new(|_| None)
     }
 
     /// Takes sockets that were bound for this worker; [`Net::udp`] and [`Net::tcp_listen`] use them. A network that binds
@@ -218,6 +230,11 @@ pub trait UdpSocket {
 
     /// The monotonic counts of the socket so far.
     fn stats(&self) -> UdpStats;
+
+    /// The bytes of the receive buffer that the kernel has granted, as they were asked for; `None` if that is not known.
+    fn receive_buffer(&self) -> Option<usize> {
+        None
+    }
 
     /// The receive queue as the kernel knows it (`SO_MEMINFO`).
     fn kernel_queue(&self) -> KernelQueue;

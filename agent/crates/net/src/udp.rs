@@ -350,6 +350,11 @@ impl UdpSocket for KernelUdp {
         UdpOffload { gso: self.transmitter.gso_to(destination.ip()), gro }
     }
 
+    fn receive_buffer(&self) -> Option<usize> {
+        // The kernel reports it doubled.
+        self.fd.get_ref().recv_buffer_size().ok().map(|bytes| bytes / 2)
+    }
+
     fn kernel_queue(&self) -> KernelQueue {
         let (seen, total) = self.drops.get();
         // Without SO_MEMINFO (before Linux 4.12) the count stands still.

@@ -223,7 +223,8 @@ impl Openings {
         let bytes = known().map(|found| found.bytes).min()?;
         let measured = known().any(|found| found.bytes == bytes && found.measured);
         let most = known().map(|found| found.most).min().unwrap_or(bytes).max(bytes);
-        Some(PathPacket { bytes, measured, most })
+        let searched = known().any(|found| found.searched);
+        Some(PathPacket { bytes, measured, most, searched })
     }
 
     /// A lane is no longer there; false if it was not.
@@ -255,7 +256,7 @@ mod tests {
     use base::clock::{Clock, ManualClock};
 
     const fn measured(bytes: usize) -> PathPacket {
-        PathPacket { bytes, measured: true, most: bytes }
+        PathPacket { bytes, measured: true, most: bytes, searched: false }
     }
 
     #[test]
@@ -303,7 +304,7 @@ mod tests {
     fn the_largest_packet_is_measured_once_no_lane_may_carry_less_than_it_will() {
         let clock = ManualClock::default();
         let mut openings = Openings::new(2);
-        let begun = |bytes| PathPacket { bytes, measured: false, most: 1452 };
+        let begun = |bytes| PathPacket { bytes, measured: false, most: 1452, searched: false };
         for index in 0..2 {
             openings.placed(index, 1, clock.now());
             openings.up(index, 1);

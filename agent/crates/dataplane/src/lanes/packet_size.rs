@@ -11,8 +11,10 @@ pub struct PathPacket {
     pub bytes: usize,
     /// Whether that was found out, rather than what is sent until it is.
     pub measured: bool,
-    /// The most that may be found yet, in bytes of UDP payload.
+    /// The most that may be found before it is measured, in bytes of UDP payload.
     pub most: usize,
+    /// Whether larger packets are being tried.
+    pub searched: bool,
 }
 
 /// A local socket that refuses packets as small as the least of QUIC (RFC 9000 §14): the interface's MTU is too small.
@@ -43,7 +45,10 @@ const NARROW_LASTS: Duration = Duration::from_millis(2_500);
 #[derive(Debug)]
 pub struct PacketSize {
     budget: usize,
-    largest: usize,
+    /// The limit that both ends agree to.
+    agreed: usize,
+    /// What the interface on the way and the rate allow, as far as is known.
+    allowed: usize,
     /// What its own search last found; `None` before the search began.
     found: Option<PathPacket>,
     /// Set while the local socket refuses the least packets of QUIC.
@@ -51,10 +56,10 @@ pub struct PacketSize {
 }
 
 impl PacketSize {
-    /// Packets of `budget` bytes at first; the search for the path's MTU ends at `largest`.
+    /// Packets of `budget` bytes at first; the search for the path's MTU goes no further than `agreed`.
     #[must_use]
-    pub fn new(budget: usize, largest: usize) -> Self {
-        Self { budget, largest, found: None, narrow: None }
+    pub fn new(budget: usize, agreed: usize) -> Self {
+        Self { budget, agreed, allowed: usize::MAX, found: None, narrow: None }
     }
 
     /// The largest packet to send: the least that fits through any of the peer's lanes.
@@ -67,13 +72,25 @@ impl PacketSize {
     /// The upper end of the search.
     #[must_use]
     pub fn largest(&self) -> usize {
-        self.largest
+        self.agreed.min(self.allowed)
+    }
+
+    /// The interface on the way and the rate allow packets of `bytes` bytes. Returns whether that is another end of a search that
+    /// has begun.
+    pub fn limit(&mut self, core: &mut Lane, bytes: usize, now: Instant) -> bool {
+        let before = self.largest();
+        self.allowed = bytes;
+        let is_other = self.found.is_some() && self.largest() != before;
+        if is_other {
+            core.bound_mtu_search(self.largest(), now);
+        }
+        is_other
     }
 
     /// Starts the search for the MTU of a validated path, from the budget, or from what the path before it carried.
     pub fn search(&self, core: &mut Lane) {
         let start = self.found.map_or(self.budget, |found| found.bytes);
-        core.start_mtu_search(self.largest, start);
+        core.start_mtu_search(self.largest(), start);
     }
 
     /// The largest packet that the path of a lane that is up carries, if that has changed. A smaller one applies at once.
@@ -81,8 +98,12 @@ impl PacketSize {
     pub(super) fn take_found(&mut self, core: &Lane) -> Option<PathPacket> {
         let (bytes, most) = (core.max_packet(), core.most_packet());
         let found = match self.narrow.map(Narrow::fits) {
-            Some(fits) => PathPacket { bytes: fits.min(bytes), measured: true, most: fits.min(most) },
-            None => PathPacket { bytes, measured: core.is_mtu_measured(), most },
+            Some(fits) => {
+                PathPacket { bytes: fits.min(bytes), measured: true, most: fits.min(most), searched: false }
+            }
+            None => {
+                PathPacket { bytes, measured: core.is_mtu_measured(), most, searched: core.is_mtu_searched() }
+            }
         };
         if self.found == Some(found) {
             return None;

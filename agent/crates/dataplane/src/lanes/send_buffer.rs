@@ -42,19 +42,19 @@ const NO_OWNER: u32 = u32::MAX;
 pub const UNAUTHENTICATED: PeerId = PeerId(u32::MAX - 1);
 
 /// The part of a send buffer that is not for payloads: room for acknowledgements, challenges, probes and control packets, some
-/// 20 of full size, while payloads fill the rest.
-const RESERVE_BYTES: usize = 32 * 1024;
+/// 60 of the usual full size or one of the largest and 20 of those, while payloads fill the rest.
+const RESERVE_BYTES: usize = 96 * 1024;
 
 const RESERVE_MESSAGES: usize = 64;
 
 /// Packets of this many bytes together are worth a system call of their own.
 const WORTH_A_CALL: usize = 16 * 1024;
 
-/// The send buffers that the sockets of a worker may hold at once: 36 MiB. Before another socket gets one, sockets that do not
+/// The send buffers that the sockets of a worker may hold at once: 44 MiB. Before another socket gets one, sockets that do not
 /// need theirs give it back; if none does, the socket that has been without room for longest loses its own.
 const MOST_SEND_BUFFERS: usize = 128;
 
-/// The send buffers that a worker keeps for the next sockets, 2.3 MiB: allocating one costs 10 µs, which matters from turn to turn.
+/// The send buffers that a worker keeps for the next sockets, 2.8 MiB: allocating one costs 10 µs, which matters from turn to turn.
 const MOST_SPARE: usize = 8;
 
 /// The index of a socket among the worker's underlay sockets.

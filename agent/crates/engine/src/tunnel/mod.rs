@@ -103,7 +103,7 @@ impl Tunnel {
         let device = TunDevice::open(&tun.name, workers, tun.offload)
             .map_err(|error| TunnelError::of_device(&tun.name, error))?;
         set_quiet(&tun.name);
-        let start = worker::most_mtu(config).max(LEAST_MTU);
+        let start = worker::first_mtu(config).max(LEAST_MTU);
         let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };
         netlink.set_link(device.index, change).map_err(failed("the device"))?;
         let tun = config::Tun { addresses: registry.device_addresses(tun), ..tun.clone() };

@@ -55,7 +55,7 @@ mod streams;
 mod turn;
 
 pub use context::{setup::Setup, work::TurnWork};
-pub use device::tun::most_mtu;
+pub use device::tun::{first_mtu, most_mtu};
 pub use lanes::LaneLimits;
 pub use local::unauthenticated::Unauthenticated;
 pub use outside::{

@@ -265,7 +265,7 @@ fn knocks(server: &Identity, clock: &ManualClock) -> anyhow::Result<Vec<(SocketA
     let own = Own::new(&client);
     let ids = ConnectionIds::new(own.issued.clone(), [5; 32], 0, 1);
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[6; 32]));
-    let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([7; 32]));
+    let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, Some([7; 32]));
     let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
     let (mut rng, now) = (SmallRng::seed_from_u64(2), clock.now());
     let to = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 1), 4_433));

@@ -27,8 +27,8 @@ use self::{
     udp::{Endpoint, MemoryUdp},
 };
 use crate::{
-    Net, Path, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, literal,
-    ports::SocketKind,
+    Net, Path, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Ways,
+    batch::MAX_MESSAGE_BYTES, literal, ports::SocketKind,
 };
 
 mod group;
@@ -37,6 +37,9 @@ mod tun;
 mod udp;
 
 pub use tun::{MemoryTun, Written};
+
+/// The largest datagram over Ethernet, which the devices of hosts are as far as nothing else is said.
+const ETHERNET_DATAGRAM_BYTES: usize = 1472;
 
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
 const FIRST_DYNAMIC_PORT: u16 = 49_152;
@@ -212,7 +215,8 @@ impl MemoryFabric {
         self.state.borrow_mut().mtus.insert((from, to), bytes);
     }
 
-    /// The sockets of `from` refuse datagrams with a payload of more than `bytes`, as those of a device with a small MTU do.
+    /// The sockets of `from` refuse datagrams with a payload of more than `bytes`, as those of a device with a small MTU do. The host
+    /// says of its device that it takes so many.
     pub fn set_device_mtu(&self, from: IpAddr, bytes: usize) {
         self.state.borrow_mut().device_mtus.insert(from, bytes);
     }
@@ -238,7 +242,7 @@ impl MemoryFabric {
     /// Sends a datagram of the socket `id`.
     fn send(&self, id: usize, path: &Path, payload: &[u8]) -> io::Result<()> {
         let too_large = || io::Error::from_raw_os_error(libc::EMSGSIZE);
-        if payload.len() > crate::batch::MAX_MESSAGE_BYTES {
+        if payload.len() > MAX_MESSAGE_BYTES {
             return Err(too_large());
         }
         let (host, from) = self.state.borrow().source(id, path)?;
@@ -328,6 +332,18 @@ impl MemoryNet {
 }
 
 impl Net for MemoryNet {
+    fn ways(&self) -> Ways {
+        let (fabric, host) = (self.fabric.clone(), self.worker.host);
+        Rc::new(move |to| {
+            let state = fabric.state.borrow();
+            let from = state.source_for(host, to.ip())?;
+            if to.ip().is_loopback() {
+                return Some(MAX_MESSAGE_BYTES);
+            }
+            Some(state.device_mtus.get(&from).copied().unwrap_or(ETHERNET_DATAGRAM_BYTES))
+        })
+    }
+
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
         let kind = SocketKind::Udp(options.role);
         let wanted = self.wanted(kind, options.bind);

@@ -271,6 +271,10 @@ impl UdpSocket for MemoryUdp {
         UdpOffload { gso: Gso::On, gro: !self.fabric.state.borrow().no_gro }
     }
 
+    fn receive_buffer(&self) -> Option<usize> {
+        Some(self.fabric.state.borrow().udp[self.id].limit_bytes)
+    }
+
     fn kernel_queue(&self) -> KernelQueue {
         let endpoint = &self.fabric.state.borrow().udp[self.id];
         KernelQueue { drops: endpoint.drops, bytes: endpoint.queued_bytes as u64 }

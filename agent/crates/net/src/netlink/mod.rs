@@ -24,6 +24,7 @@ use crate::sys;
 
 mod followed;
 mod rules;
+mod way;
 
 pub use followed::{DeviceRoute, Hop, NextHops, RouteChanges};
 pub use rules::{Rule, RuleKind};

@@ -68,7 +68,7 @@ pub(super) fn foreign_initial(seed: u8) -> Vec<u8> {
     let own = tls::TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap();
     let ids = ConnectionIds::new(IssuedIds::new(&[seed; 16]), [seed; 32], 0, 1);
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &[seed; 32]));
-    let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, None, Some([seed; 32]));
+    let config = tls::endpoint_config(move || Box::new(ids.clone()), reset_key, Some([seed; 32]));
     let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
     let client = ClientConfig::new(tls::client_crypto(&own, tls::KeyExchange::X25519, &[[1; 32]]).unwrap());
     let now = base::clock::ManualClock::default().now();

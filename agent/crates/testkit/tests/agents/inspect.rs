@@ -73,7 +73,7 @@ fn the_figures_of_a_flow_are_exact() {
     assert_eq!(now.next_packet, lane.sent_packets);
     assert_eq!((lane.in_flight_packets, &*lane.gso), (0, "on"));
     assert!(!lane.mtu_search);
-    assert_eq!((lane.packet_bytes, lane.path_packet_bytes), (1452, 1452));
+    assert_eq!((lane.packet_bytes, lane.path_packet_bytes), (1472, 1472));
     assert_eq!(view.lane_flows.iter().map(|(_, flows)| flows.clone()).collect::<Vec<_>>(), [[1]]);
 
     let all = inspect(&mut pair.world, entry, of("exit", None)).remove(0);

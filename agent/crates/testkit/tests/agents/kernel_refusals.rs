@@ -85,7 +85,7 @@ fn what_the_socket_has_refused_is_not_sent_again() {
         client.send(INGRESS, &[7; 1392]);
         pair.run_served(Duration::from_millis(5));
     }
-    assert_eq!(pair.budget(), 1452);
+    assert_eq!(pair.budget(), 1472);
     pair.world.fabric.set_device_mtu(ENTRY, 1300);
     let refused = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"send_too_large\"}";
     client.send(INGRESS, &[7; 1392]);
@@ -123,7 +123,7 @@ fn a_session_below_the_least_of_quic_ends_after_half_a_minute_and_says_why() {
     pair.world.fabric.set_device_mtu(ENTRY, 1472);
     hub(&mut pair, 6);
     assert!(pair.world.peer(pair.entry).connected());
-    assert_eq!(pair.budget(), 1452);
+    assert_eq!(pair.budget(), 1472);
     pair.world.fabric.set_device_mtu(ENTRY, BELOW_QUIC);
     hub(&mut pair, 28);
     assert!(pair.world.peer(pair.entry).connected());

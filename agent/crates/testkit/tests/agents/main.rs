@@ -43,6 +43,7 @@ mod hostile_work;
 mod hub_restarts;
 mod hybrid;
 mod inspect;
+mod jumbo;
 mod kernel_refusals;
 mod keys;
 mod liveness;

@@ -11,7 +11,7 @@ use base::{
     ids::PeerId,
 };
 use bytes::{Bytes, BytesMut};
-use engine::control::transport;
+use engine::control::transport::{self, PacketSizes};
 use gate::{
     Own, OwnKey,
     client::{self, Knock},
@@ -124,8 +124,7 @@ impl MaliciousPeer {
         let ids = ConnectionIds::new(keys.issued.clone(), seed, 0, 1);
         let generator = ids.clone();
         let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
-        let config =
-            tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(1200), Some(seed));
+        let config = tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(seed));
         let mut endpoint = Endpoint::new(Arc::new(config), None, true, None);
         let crypto = tls::client_crypto(&own, tls::KeyExchange::X25519, &[expected]).unwrap();
         let mut client = if knocks {
@@ -140,7 +139,7 @@ impl MaliciousPeer {
         } else {
             ClientConfig::new(crypto)
         };
-        let mut transport = transport::transport_config(None, Some(1200), 4, 256 << 20);
+        let mut transport = transport::transport_config(None, PacketSizes::up_to(1200), 4, 256 << 20);
         if let Some(bytes) = window {
             transport.stream_receive_window(VarInt::from_u32(bytes));
         }

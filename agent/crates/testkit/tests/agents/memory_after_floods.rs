@@ -58,10 +58,10 @@ impl Measured {
         for (what, held) in &after {
             let before = self.before[what];
             // Room for 256 events is kept (`engine/src/worker/turn/control.rs`), 184 bytes each.
-            // Of send buffers, of 288 KiB each, those are kept that were of use in the last second, one at each worker.
+            // Of send buffers, of 352 KiB each, those are kept that were of use in the last second, one at each worker.
             let most = match *what {
                 "events" => before.max(256 * 184),
-                "send buffers" => before.max(2 * 288 * 1024),
+                "send buffers" => before.max(2 * 352 * 1024),
                 _ => before,
             };
             assert!(held * 10 <= most * 11, "{what}: {held} after, {before} before");

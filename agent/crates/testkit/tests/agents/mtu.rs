@@ -67,14 +67,14 @@ fn a_path_that_shrinks_under_traffic_is_followed_within_two_seconds_and_grows_ag
         pair.wait_for_lanes(2);
         let mut client = pair.client(1000);
         pair.hub(&mut client, &numbered(1), SECOND / 2);
-        assert_eq!(pair.packet(), 1452);
-        let answers = pair.hub(&mut client, &filling(1452), SECOND / 2);
+        assert_eq!(pair.packet(), 1472);
+        let answers = pair.hub(&mut client, &filling(1472), SECOND / 2);
         assert!(answers >= 95, "{answers} of 100");
 
         pair.world.set_mtu(ENTRY, EXIT, 1300);
-        pair.hub(&mut client, &filling(1452), 2 * SECOND);
+        pair.hub(&mut client, &filling(1472), 2 * SECOND);
         assert!(pair.world.metric(pair.entry, BLACK_HOLES) >= 1);
-        assert_eq!(pair.hub(&mut client, &filling(1452), SECOND / 5), 0, "dropped with a reason, not lost");
+        assert_eq!(pair.hub(&mut client, &filling(1472), SECOND / 5), 0, "dropped with a reason, not lost");
         let found = pair.packet();
         assert!((1200..=1300).contains(&found), "{found}");
         // What fits goes on, at both ends.
@@ -91,8 +91,8 @@ fn a_path_that_shrinks_under_traffic_is_followed_within_two_seconds_and_grows_ag
         assert!(pair.packet() <= 1300);
         pair.world.run(600 * SECOND);
         pair.hub(&mut client, &numbered(1), 2 * SECOND);
-        assert_eq!(pair.packet(), 1452);
-        assert!(pair.hub(&mut client, &filling(1452), SECOND / 2) >= 90);
+        assert_eq!(pair.packet(), 1472);
+        assert!(pair.hub(&mut client, &filling(1472), SECOND / 2) >= 90);
         pair.assert_balanced();
     }
 }
@@ -101,9 +101,9 @@ fn a_path_that_shrinks_under_traffic_is_followed_within_two_seconds_and_grows_ag
 fn a_device_that_shrinks_refuses_packets_and_is_followed_as_well() {
     let mut pair = Pair::connected(93, "", "");
     let mut client = pair.client(1000);
-    pair.hub(&mut client, &filling(1452), SECOND / 2);
+    pair.hub(&mut client, &filling(1472), SECOND / 2);
     pair.world.fabric.set_device_mtu(ENTRY, 1300);
-    pair.hub(&mut client, &filling(1452), 2 * SECOND);
+    pair.hub(&mut client, &filling(1472), 2 * SECOND);
     assert!(pair.world.metric(pair.entry, BLACK_HOLES) >= 1);
     let refused = "culvert_datagrams_dropped_total{direction=\"uplink\",reason=\"send_too_large\"}";
     assert!(pair.world.metric(pair.entry, refused) > 0);
@@ -123,9 +123,9 @@ fn the_ceiling_of_either_end_holds() {
     pair.wait_for_lanes(1);
     let mut client = pair.client(1000);
     pair.hub(&mut client, &numbered(1), SECOND);
-    assert_eq!(pair.packet(), 1452);
+    assert_eq!(pair.packet(), 1472);
     let lanes = pair.world.agent(pair.entry).workers[0].lanes().iter();
-    assert_eq!(lanes.map(|(_, slot)| slot.size.largest()).collect::<Vec<_>>(), [1452]);
+    assert_eq!(lanes.map(|(_, slot)| slot.size.largest()).collect::<Vec<_>>(), [1472]);
 }
 
 #[test]
@@ -196,7 +196,7 @@ fn tunnel_over(seed: u64, extra: &str, mtu: usize) -> Tunnel {
 
 /// Paths below the maximum, and with less inside: what is inside at last, and how many bytes below that it may be at first.
 const NARROW: [(&str, usize, u16, u16); 3] =
-    [("", 1400, 1400 - 31, 8), ("repair = \"auto\"", 1452, 1452 - 31 - 15, 0), ("", 1452, 1452 - 31, 0)];
+    [("", 1400, 1400 - 31, 8), ("repair = \"auto\"", 1472, 1472 - 31 - 15, 0), ("", 1472, 1472 - 31, 0)];
 
 #[test]
 fn a_connection_that_begins_with_the_session_loses_nothing_after_the_first_round_trip() {
@@ -250,7 +250,7 @@ fn a_connection_loses_nothing_in_silence_after_a_reconnect() {
 /// A path shrinks under a connection: its sender is told within `limit` what fits. With `moves` the entry has another address
 /// from then on, and the exit's side sends.
 fn shrinks(seed: u64, moves: bool, limit: Duration) {
-    let mut tunnel = tunnel_over(seed, "", 1452);
+    let mut tunnel = tunnel_over(seed, "", 1472);
     tunnel.run(1000);
     let mut inner = Inner { is_back: moves, ..Inner::new() };
     inner.send(&mut tunnel, SECOND);

@@ -54,7 +54,7 @@ fn datagrams_in_pieces_fill_packets_and_are_delivered_together() {
     let packets =
         |pair: &mut Pair| pair.world.metric(pair.entry, "culvert_lane_packets_sent_total{peer=\"exit\"}");
     let before = (packets(&mut pair), deliveries(&mut pair));
-    let sent: Vec<Vec<u8>> = (0..48).map(|number| pattern(1452, number)).collect();
+    let sent: Vec<Vec<u8>> = (0..48).map(|number| pattern(1472, number)).collect();
     for payload in &sent {
         client.send(INGRESS, payload);
     }

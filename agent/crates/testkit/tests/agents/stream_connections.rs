@@ -451,3 +451,27 @@ fn a_reload_that_takes_the_service_away_ends_forwards_at_all_workers() {
     forwarding.open(6);
     forwarding.all_work();
 }
+
+#[test]
+fn stream_connections_begin_with_packets_as_large_as_the_lanes_have_proved() {
+    let mut forwarding = Forwarding::new(2_890, (2, 2));
+    for host in [ENTRY, EXIT] {
+        forwarding.pair.world.fabric.set_device_mtu(host, 8_972);
+    }
+    // The interfaces are looked at once a second.
+    forwarding.pair.world.run(3 * SECOND);
+    let entry = forwarding.pair.entry;
+    let largest = forwarding.pair.world.metric(entry, "culvert_lane_packet_bytes{peer=\"exit\"}");
+    assert_eq!(largest, 8_972);
+    forwarding.warm_up();
+    forwarding.open(4);
+    forwarding.pair.world.tapped();
+    for forward in &mut forwarding.forwards {
+        assert!(forward.client.write(&[7; 30_000]).is_ok());
+    }
+    forwarding.pair.world.run(Duration::from_millis(200));
+    let tapped = forwarding.pair.world.tapped();
+    let sizes = tapped.iter().filter(|sent| sent.to.ip() == EXIT).map(|sent| sent.payload.len());
+    let full = sizes.filter(|bytes| (8_000..=8_972).contains(bytes)).count();
+    assert!(full >= 6, "{full} packets as large as the path carries");
+}

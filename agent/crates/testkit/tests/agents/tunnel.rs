@@ -12,8 +12,8 @@ use ip::{
 
 use crate::{ENTRY, EXIT, Pair};
 
-/// What fits into a packet of 1452 bytes, which is the most.
-pub(super) const MOST_MTU: u16 = 1452 - 31;
+/// What fits into a packet of 1472 bytes, which is the most.
+pub(super) const MOST_MTU: u16 = 1472 - 31;
 
 /// A pair with a TUN device at either end. Behind the entry is where [`Recipe`] has its packets come from, behind the exit
 /// where they go.

@@ -35,8 +35,8 @@ const VALIDATE_FROM: usize = 32;
 pub type OwnTls =
     Box<dyn Fn(Option<&Admission>, SocketAddr, KeyExchange) -> Option<Arc<dyn crypto::ServerConfig>>>;
 
-/// Makes the transport of one connection, from the knock that admitted it.
-pub type OwnTransport = Box<dyn Fn(Option<&Admission>) -> TransportConfig>;
+/// Makes the transport of one connection with a client at this address, from the knock that admitted it.
+pub type OwnTransport = Box<dyn Fn(Option<&Admission>, SocketAddr) -> TransportConfig>;
 
 /// The settings by which an endpoint accepts handshakes.
 pub struct Acceptance {
@@ -178,7 +178,7 @@ impl Acceptor {
         }
         let mut own = ServerConfig::clone(&acceptance.server);
         own.crypto = (acceptance.tls)(admission, incoming.remote_address(), self.key_exchange)?;
-        let mut transport = (acceptance.transport)(admission);
+        let mut transport = (acceptance.transport)(admission, incoming.remote_address());
         transport.congestion_controller_factory(Arc::clone(congestion) as _);
         own.transport_config(Arc::new(transport));
         Some(Arc::new(own))

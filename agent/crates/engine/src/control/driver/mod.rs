@@ -159,6 +159,8 @@ pub struct Control {
     retired: Traffic,
     /// The pool from which the windows of connections are taken.
     pub(super) memory: Arc<StreamMemory>,
+    /// The largest packets that the lanes of peers have proved, in bytes of UDP payload.
+    proved: HashMap<PeerId, usize>,
 }
 
 impl Control {
@@ -185,7 +187,16 @@ impl Control {
             stats: ControlStats::default(),
             retired: Traffic::default(),
             memory,
+            proved: HashMap::new(),
         }
+    }
+
+    /// The lanes of a peer have proved that its path carries packets of so many bytes and no larger ones; `None` while that may change.
+    pub fn set_proved(&mut self, peer: PeerId, bytes: Option<usize>) {
+        match bytes {
+            Some(bytes) => self.proved.insert(peer, bytes),
+            None => self.proved.remove(&peer),
+        };
     }
 
     /// The bytes of control messages that wait: until far ends read them (uplink), until they are complete and handled (downlink).

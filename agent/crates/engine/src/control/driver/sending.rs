@@ -4,7 +4,7 @@ use std::{net::SocketAddr, ops::Deref, time::Instant};
 
 use bytes::Bytes;
 use dataplane::lanes::{Lanes, UnderlayId, Underlays};
-use net::{Burst, Path};
+use net::{Burst, Path, batch::MAX_MESSAGE_BYTES};
 use quinn_proto::{Connection, ConnectionHandle, SendDatagramError};
 use wire::messages::Message;
 
@@ -14,8 +14,12 @@ use crate::control::{
     driver::{Control, ControlConnection, lists::Lists},
 };
 
-/// Packets that quinn-proto writes in one call: as many as one send of the kernel carries.
-const MOST_SEGMENTS: usize = 44;
+/// The packets of `mtu` bytes that quinn-proto writes in one call: as many as one send of the kernel carries.
+fn segments_of(mtu: usize) -> usize {
+    /// Of packets of Ethernet.
+    const MOST: usize = 44;
+    (MAX_MESSAGE_BYTES / mtu.max(1)).clamp(1, MOST)
+}
 
 /// The largest packet that QUIC sends over Ethernet: a larger one may find no room and count as lost.
 const MOST_PACKET_BYTES: usize = 1_500;
@@ -126,9 +130,10 @@ impl Control {
     ) {
         self.send_copies(connection, lanes, underlays, now);
         // Packets stay in quinn-proto until the socket or the reserve of its send buffer has room for them.
-        while underlays.takes_own(connection.underlay, MOST_PACKET_BYTES) {
+        let mtu = usize::from(connection.quinn.current_mtu());
+        while underlays.takes_own(connection.underlay, mtu.max(MOST_PACKET_BYTES)) {
             self.scratch.clear();
-            let room = if underlays.is_blocked(connection.underlay) { 1 } else { MOST_SEGMENTS };
+            let room = if underlays.is_blocked(connection.underlay) { 1 } else { segments_of(mtu) };
             let Some(most) = connection.pace.packets(&connection.quinn, room, now) else { return };
             let received = connection.inbound.counts().copies;
             connection.copies.before_packet(&connection.quinn, received, now);
@@ -144,6 +149,10 @@ impl Control {
                 connection.settle_ahead(0, 1, &mut self.settlements);
                 return;
             };
+            if transmit.segment_size.is_none() && self.is_futile(connection, transmit.size) {
+                // It counts as a lost probe, which costs nobody anything.
+                continue;
+            }
             connection.pace.sent(&connection.quinn, &transmit, now);
             if connection.forwards.answers().take_second() {
                 connection.quinn.ping();
@@ -163,6 +172,17 @@ impl Control {
                 connection.copies.sent(&connection.quinn, burst.bytes, path, in_flight, rate, now);
             }
         }
+    }
+
+    /// Whether a packet of `bytes` bytes is a probe of the path's MTU for a size that the path has been found not to carry. quinn-proto
+    /// searches by halves, three probes each, whatever our lanes know.
+    fn is_futile(&self, connection: &ControlConnection, bytes: usize) -> bool {
+        bytes > usize::from(connection.quinn.current_mtu())
+            && connection
+                .identity
+                .peer()
+                .and_then(|peer| self.proved.get(&peer))
+                .is_some_and(|proved| bytes > *proved)
     }
 
     /// Sends the packets again whose time has come.

@@ -10,6 +10,7 @@
 //! | when a peer is dialled | `dialling.rs` |
 //! | why a peer is not reached, in words | `causes.rs` |
 //! | limits that are reached | `ceilings.rs` |
+//! | how large packets to a peer may be at most | `packet_sizes.rs` |
 
 use std::{collections::VecDeque, net::SocketAddr, sync::Arc};
 
@@ -25,7 +26,7 @@ use dataplane::{
     socket_stats::role,
     sockets::SocketFactory,
 };
-use gate::tls::{self, TlsIdentity};
+use gate::tls::TlsIdentity;
 use quinn_proto::ConnectionHandle;
 use rand::rngs::StdRng;
 
@@ -42,6 +43,7 @@ use crate::{
 pub(crate) mod causes;
 pub(crate) mod ceilings;
 pub(crate) mod dialling;
+pub(crate) mod packet_sizes;
 pub(crate) mod peer_maker;
 pub(crate) mod peers;
 pub(crate) mod setup;
@@ -214,15 +216,6 @@ throttles! {
 /// The low bit of the numbers of flows that the end with key `own` opens towards `peer`: 0 at the end with the smaller key.
 pub(crate) fn parity(own: &[u8; 32], peer: &[u8; 32]) -> u64 {
     u64::from(own > peer)
-}
-
-pub(crate) fn max_packet(config: &Config) -> Option<u16> {
-    config.transport.max_packet
-}
-
-/// The configured limit on packets of lanes, sent and received, in bytes of UDP payload.
-pub(crate) fn largest_packet(config: &Config) -> u16 {
-    max_packet(config).unwrap_or(tls::DEFAULT_MAX_PACKET)
 }
 
 /// Sockets of the worker, and the factory that opens and closes them.

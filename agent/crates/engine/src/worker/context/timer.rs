@@ -26,6 +26,8 @@ pub(crate) enum Timer {
     Left(ConnectionHandle),
     Tcp(TcpId),
     Keepalive,
+    /// What was asked about interfaces is known.
+    Interfaces,
     Listener(usize),
     Publish,
     Housekeeping,

@@ -25,7 +25,11 @@ use crate::{
     hub::WorkerMessage,
     peer::Peer,
     worker::{
-        context::{Context, largest_packet, sources::Served},
+        context::{
+            Context,
+            packet_sizes::{MOST_USUAL, largest_packet},
+            sources::Served,
+        },
         device::{Tun, Tunnel},
         local::DataPlane,
     },
@@ -369,7 +373,12 @@ impl Context {
 
 /// The largest IP packet inside the tunnel that the configuration allows, in bytes.
 pub fn most_mtu(config: &Config) -> u16 {
-    let fits = usize::from(largest_packet(config)).saturating_sub(INNER_OVERHEAD);
+    let fits = usize::from(largest_packet(&config.transport)).saturating_sub(INNER_OVERHEAD);
     let fits = u16::try_from(fits).unwrap_or(u16::MAX);
     config.tun.as_ref().and_then(|tun| tun.mtu).map_or(fits, |most| most.min(fits))
+}
+
+/// The largest IP packet inside the tunnel before anything is known of a path, in bytes: what fits into a packet over Ethernet.
+pub fn first_mtu(config: &Config) -> u16 {
+    most_mtu(config).min(MOST_USUAL - INNER_OVERHEAD as u16)
 }

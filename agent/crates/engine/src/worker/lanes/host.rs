@@ -12,7 +12,7 @@ use dataplane::{
     lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, PacketSize, PathPacket, UnderlayId},
 };
 use net::{Path, UdpRole};
-use quic_core::{AckProfile, Lane, LaneConfig};
+use quic_core::{AckProfile, Lane, LaneConfig, TRANSMIT_CAPACITY};
 
 use crate::{
     capture::Phase,
@@ -22,7 +22,7 @@ use crate::{
     },
     hub::{LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, ToOwner},
     worker::{
-        context::{Context, Effect, Sockets, sources::Class, timer::Timer},
+        context::{Context, Effect, Sockets, packet_sizes::usual_packet, sources::Class, timer::Timer},
         lanes::{LaneHost, QuietLane},
         report::stats::PathMove,
     },
@@ -140,9 +140,13 @@ impl LaneHost {
     pub(crate) fn lane_up(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = cx.sockets.lanes.get_mut(id) else { return };
         let rate = cx.peers.get(slot.peer).and_then(|peer| peer.data.relay.share.account.rate());
-        slot.core.allow_mtu_bursts(rate.is_none_or(|rate| rate >= LEAST_BURST_RATE));
-        slot.size.search(&mut slot.core);
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
+        let bursts = rate.is_none_or(|rate| rate >= LEAST_BURST_RATE);
+        slot.core
+            .plan_mtu_search(bursts, destination.map_or(TRANSMIT_CAPACITY, |to| usual_packet(to).into()));
+        cx.begin_to_bound_packets(id, now);
+        let Some(slot) = cx.sockets.lanes.get_mut(id) else { return };
+        slot.size.search(&mut slot.core);
         let from = slot.paths.take_moved();
         cx.sockets.lanes.touch(id);
         self.note_path(cx, id, now);

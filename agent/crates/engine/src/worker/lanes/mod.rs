@@ -4,6 +4,7 @@
 //! |---|---|
 //! | lanes are opened, validated, found dead, drained | `host.rs` |
 //! | recorded lanes | `capture.rs` |
+//! | how large their packets may be at most | `size.rs` |
 //! | reports about lanes, for an automatic rate | `reports.rs` |
 //! | what is published of lanes, and what an operator asks | `publish.rs`, `inspect.rs` |
 
@@ -18,6 +19,7 @@ pub(crate) mod host;
 pub(crate) mod inspect;
 pub(crate) mod publish;
 mod reports;
+mod size;
 
 /// What this worker does with the lanes that it hosts. They are in [`Sockets`](crate::worker::context::Sockets), because whatever
 /// sends needs both.

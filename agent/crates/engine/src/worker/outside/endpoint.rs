@@ -3,6 +3,7 @@
 use std::{
     io,
     net::SocketAddr,
+    rc::Rc,
     sync::{
         Arc,
         atomic::{AtomicU64, Ordering},
@@ -16,8 +17,9 @@ use gate::{
     admission::Admission,
     identity::PublicKey,
     refusals::{Refusal, Refusals, Why},
-    tls,
+    tls::{self, MIN_PACKET},
 };
+use net::Ways;
 use quinn_proto::{TransportConfig, crypto::HandshakeTokenKey};
 use ring::{hkdf, hmac};
 use wire::cid::ConnectionIds;
@@ -28,11 +30,13 @@ use crate::{
             Control,
             accept::{Acceptance, OwnTransport},
         },
-        transport,
+        transport::{self, PacketSizes},
     },
-    hub::Hub,
     registry::PeerRegistry,
-    worker::context::{max_packet, setup::Setup},
+    worker::context::{
+        packet_sizes::{most_at, most_towards},
+        setup::Setup,
+    },
 };
 
 /// Checks the certificate of the client in one handshake.
@@ -76,8 +80,7 @@ pub(crate) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
     let Setup { config, identity, own, registry, refusals, hub, metrics, clock, .. } = setup;
     let generator = ids.clone();
     let reset_key = Arc::new(hmac::Key::new(hmac::HMAC_SHA256, &seed));
-    let endpoint =
-        tls::endpoint_config(move || Box::new(generator.clone()), reset_key, max_packet(config), Some(seed));
+    let endpoint = tls::endpoint_config(move || Box::new(generator.clone()), reset_key, Some(seed));
     let acceptance = if config.transport.listen.is_empty() {
         None
     } else {
@@ -87,14 +90,16 @@ pub(crate) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
         } else {
             Arc::new(hkdf::Salt::new(hkdf::HKDF_SHA256, &[]).extract(&seed))
         };
-        let (max_packet, limits) = (max_packet(config), config.limits);
+        let limits = config.limits;
         // The dialler keeps the connection alive, because it is the end that may be behind a NAT.
-        let transport = move || {
-            transport::transport_config(None, max_packet, limits.tcp_streams_per_peer, limits.stream_bytes)
+        let transport = move |most| {
+            let packets = PacketSizes::up_to(most);
+            transport::transport_config(None, packets, limits.tcp_streams_per_peer, limits.stream_bytes)
         };
-        let mut server = tls::server_config(tls::initial_crypto(identity)?, Arc::new(transport()), token_key);
+        let nobody = Arc::new(transport(MIN_PACKET));
+        let mut server = tls::server_config(tls::initial_crypto(identity)?, nobody, token_key);
         server.time_source(Arc::new(WallClock(Arc::clone(clock))));
-        let transport = captured(transport, registry, hub, clock);
+        let transport = own_transport(transport, setup);
         let (identity, registry, refusals, clock) =
             (Arc::clone(identity), Arc::clone(registry), Arc::clone(refusals), Arc::clone(clock));
         let refused = Arc::clone(metrics.refused_keys());
@@ -119,19 +124,21 @@ pub(crate) fn control(setup: &Setup, ids: &ConnectionIds, seed: [u8; 32]) -> Res
     Ok(control)
 }
 
-/// Makes the transport configuration of each connection, with a qlog stream for peers that an operator captures.
-fn captured(
-    transport: impl Fn() -> TransportConfig + 'static,
-    registry: &Arc<PeerRegistry>,
-    hub: &Arc<Hub>,
-    clock: &Arc<dyn Clock + Send + Sync>,
-) -> OwnTransport {
-    let (registry, hub, clock) = (Arc::clone(registry), Arc::clone(hub), Arc::clone(clock));
-    Box::new(move |admission: Option<&Admission>| {
-        let mut transport = transport();
-        if let Some(admission) = admission
-            && let Some(peer) = registry.peer_of_agreement(&admission.agreement)
-        {
+/// Makes the transport configuration of each connection from the upper end of its path MTU discovery: with a qlog stream for peers that
+/// an operator captures.
+fn own_transport(transport: impl Fn(u16) -> TransportConfig + 'static, setup: &Setup) -> OwnTransport {
+    let Setup { config, registry, hub, clock, net, .. } = setup;
+    let (config, registry, hub, clock, ways) =
+        (Arc::clone(config), Arc::clone(registry), Arc::clone(hub), Arc::clone(clock), net.ways());
+    Box::new(move |admission: Option<&Admission>, source| {
+        let peer = admission.and_then(|admission| registry.peer_of_agreement(&admission.agreement));
+        // Only for who is known is anything looked up.
+        let nothing: Ways = Rc::new(|_| None);
+        let most =
+            most_towards(&config.transport, if admission.is_some() { &ways } else { &nothing }, source);
+        let by_rate = most_at(peer.and_then(|peer| hub.rate(peer).rate()), u16::MAX);
+        let mut transport = transport(most.min(by_rate));
+        if let Some(peer) = peer {
             transport.qlog_stream(hub.taps().stream(peer, clock.now()));
         }
         transport

@@ -18,15 +18,33 @@ use wire::messages::CloseReason;
 use zeroize::Zeroizing;
 
 use crate::{
-    control::{dial::Step, driver::Dial, liveness::LEAST_SILENCE, transport},
+    control::{
+        dial::Step,
+        driver::Dial,
+        liveness::LEAST_SILENCE,
+        transport::{self, PacketSizes},
+    },
     hub::StreamRequest,
     peer::Peer,
     reach::Failure,
     worker::{
-        context::{Context, Effect, causes, max_packet, timer::Timer},
+        context::{
+            Context, Effect, causes,
+            packet_sizes::{most_at, most_towards},
+            timer::Timer,
+        },
         session::{Sessions, liveness::IN_USE},
     },
 };
+
+/// The packets of a connection to a peer at `remote`: one for a session's streams begins with what its lanes have proved.
+fn packet_sizes(cx: &Context, id: PeerId, remote: SocketAddr, is_of_session: bool) -> PacketSizes {
+    let most = most_towards(&cx.config.transport, cx.sockets.factory.ways(), remote);
+    let most = most.min(most_at(cx.hub.rate(id).rate(), u16::MAX));
+    let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref()).filter(|_| is_of_session);
+    let proved = link.and_then(|link| u16::try_from(link.budget.measured()?).ok());
+    proved.map_or(PacketSizes::up_to(most), |start| PacketSizes { start, most })
+}
 
 impl Sessions {
     /// Dials a peer if that is due, and arms the timer of the next attempt.
@@ -81,7 +99,7 @@ impl Sessions {
         fallback: bool,
         now: Instant,
     ) {
-        let Some(client) = self.client_config(cx, id, None, fallback, now) else { return };
+        let Some(client) = self.client_config(cx, id, remote, None, fallback, now) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let name = Arc::clone(peer.name());
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote) {
@@ -129,10 +147,12 @@ impl Sessions {
         &self,
         cx: &mut Context,
         id: PeerId,
+        remote: SocketAddr,
         stream: Option<&StreamRequest>,
         fallback: bool,
         now: Instant,
     ) -> Option<Dial> {
+        let packets = packet_sizes(cx, id, remote, stream.is_some());
         let peer = cx.peers.get_mut(id)?;
         let name = Arc::clone(peer.name());
         let keys: Vec<[u8; 32]> = match stream {
@@ -158,12 +178,8 @@ impl Sessions {
         // A stream connection lives for as long as it has forwards, even idle ones. A session is kept alive with its lanes.
         let keepalive = stream.map(|_| peer.data.config.keepalive.unwrap_or(IN_USE));
         let limits = &cx.config.limits;
-        let mut transport = transport::transport_config(
-            keepalive,
-            max_packet(&cx.config),
-            limits.tcp_streams_per_peer,
-            limits.stream_bytes,
-        );
+        let mut transport =
+            transport::transport_config(keepalive, packets, limits.tcp_streams_per_peer, limits.stream_bytes);
         if stream.is_none() {
             transport.qlog_stream(cx.hub.taps().stream(id, now));
         }

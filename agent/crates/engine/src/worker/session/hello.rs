@@ -28,7 +28,7 @@ use crate::{
     control::liveness::{MOST_CROSSING, hello_delay},
     hub::Connected,
     worker::{
-        context::{Context, largest_packet, parity, timer::Timer},
+        context::{Context, packet_sizes::accepted_packet, parity, timer::Timer},
         device::Tunnel,
         report::stats::Ceiling,
         session::{
@@ -168,7 +168,7 @@ impl Sessions {
             software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
             workers: u16::from(cx.id.count),
             max_lanes: self.most_lanes,
-            max_datagram_packet: largest_packet(&cx.config),
+            max_datagram_packet: accepted_packet(&cx.config.transport, self.receive_buffer(cx, handle)),
             services: services.unwrap_or_default(),
             features: tunnel.features().without(self.withheld),
             possession,
@@ -178,6 +178,11 @@ impl Sessions {
                 .map(|mut connection| preshared::show(&mut connection, keys_for(cx, peer)))
                 .unwrap_or_default(),
         })
+    }
+
+    /// The receive buffer of a connection's socket, which is that of its lanes' sockets.
+    fn receive_buffer(&self, cx: &Context, handle: ConnectionHandle) -> Option<usize> {
+        cx.sockets.underlays.get(self.control.get(handle)?.underlay)?.socket.receive_buffer()
     }
 
     /// Adds the client of a connection to the list of refusals.

@@ -23,7 +23,11 @@ use crate::{
     control::liveness::LEAST_SILENCE,
     hub::{LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, WorkerMessage},
     worker::{
-        context::{Context, largest_packet, timer::Timer},
+        context::{
+            Context,
+            packet_sizes::{largest_packet, usual_packet},
+            timer::Timer,
+        },
         report::stats::LaneReopening,
         session::{Conn, Sessions},
     },
@@ -380,8 +384,13 @@ impl Conn<'_> {
     fn packet_budget(&self) -> PathPacket {
         let of_lanes = self.session.openings.largest_packet();
         of_lanes.unwrap_or_else(|| {
-            let (mtu, most) = (self.control.quinn().current_mtu(), self.largest_packet());
-            PathPacket { bytes: mtu.min(most).into(), measured: false, most: most.into() }
+            let (mtu, is_standard) = (self.control.quinn().current_mtu(), self.session.openings.wanted == 0);
+            let agreed = self.largest_packet();
+            // What the peer takes on lanes has no say in standard mode.
+            let most = if is_standard { largest_packet(&self.cx.config.transport) } else { agreed };
+            let may_be = most.min(usual_packet(self.control.path().destination)).max(mtu);
+            let bytes = mtu.min(most).into();
+            PathPacket { bytes, measured: false, most: may_be.into(), searched: true }
         })
     }
 
@@ -407,7 +416,7 @@ impl Conn<'_> {
 
     /// The limit on packets to the peer that both ends agree to, in bytes of UDP payload.
     fn largest_packet(&self) -> u16 {
-        self.session.agreed.hello.max_datagram_packet.min(largest_packet(self.cx.config))
+        self.session.agreed.hello.max_datagram_packet.min(largest_packet(&self.cx.config.transport))
     }
 
     /// The worker that hosts lane `index`.

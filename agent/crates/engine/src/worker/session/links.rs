@@ -19,7 +19,10 @@ use wire::{
 use crate::{
     hub::Connected,
     worker::{
-        context::{Context, Effect, largest_packet},
+        context::{
+            Context, Effect,
+            packet_sizes::{MOST_USUAL, largest_packet},
+        },
         lanes::LaneHost,
         local::{DataPlane, drop_outdated},
         session::{Sessions, stream_connections::handles},
@@ -68,7 +71,8 @@ impl Sessions {
         let same_process = peer.data.instance == Some(hello.instance);
         peer.data.instance = Some(hello.instance);
         let knows_streams = !standard && hello.features.contains(Features::STREAM_CONNECTIONS);
-        let most = largest_packet(&cx.config).min(hello.max_datagram_packet);
+        // What is larger than usual is found when packets have long been sent.
+        let most = largest_packet(&cx.config.transport).min(hello.max_datagram_packet).min(MOST_USUAL);
         peer.data.link = Some(Link {
             session,
             key: *key,

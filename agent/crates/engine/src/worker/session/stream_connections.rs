@@ -171,7 +171,7 @@ impl Sessions {
     /// Dials a stream connection, from a socket of its own.
     fn start_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) -> Option<()> {
         let (id, number) = (request.of.peer, request.number);
-        let client = self.client_config(cx, id, Some(request), request.fallback, now)?;
+        let client = self.client_config(cx, id, request.remote, Some(request), request.fallback, now)?;
         let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
             Ok(underlay) => underlay,
             Err(error) => {

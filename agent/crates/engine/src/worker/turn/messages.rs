@@ -61,6 +61,7 @@ impl Worker {
                 }
             }
             WorkerMessage::Disconnected { of } => {
+                sessions.control.set_proved(of.peer, None);
                 sessions.link_down(cx, host, of, now);
                 tunnel.link_changed(cx, of.peer, now);
             }
@@ -73,6 +74,8 @@ impl Worker {
             }
             WorkerMessage::Budget { of, largest } => {
                 cx.set_budget(of, largest, now);
+                let link = cx.peers.link_named(of);
+                sessions.control.set_proved(of.peer, link.and_then(|link| link.budget.proved()));
                 tunnel.budget_changed(cx, of.peer, now);
             }
             WorkerMessage::Suspect { of, suspicion, holds } => {
