@@ -623,3 +623,23 @@ fn probes_are_bounded_whatever_is_lost() {
         }
     }
 }
+
+/// What never came may be acknowledged: whoever does that gets packets that do not come, and no more probes than others.
+#[test]
+fn a_far_end_that_acknowledges_whatever_is_probed_is_sent_no_more_probes() {
+    let mut sim = Sim::new(65_507, 65_507, BASE);
+    sim.settle();
+    assert_eq!((sim.search.current, sim.search.measured), (65_507, true));
+    assert!(sim.probes as usize <= RUNGS + 4, "{} probes", sim.probes);
+    let before = sim.probes;
+    for _ in 0..3600 {
+        sim.now += Duration::from_secs(1);
+        // Its packets are lost, and it says of each probe that it came.
+        sim.search.on_packets_lost(sim.search.current);
+        sim.on_timeout();
+        sim.probe();
+    }
+    assert_eq!(sim.search.current, 65_507);
+    // One confirmation for each loss, at most five a second.
+    assert!(sim.probes - before <= 3600, "{} probes in an hour", sim.probes - before);
+}

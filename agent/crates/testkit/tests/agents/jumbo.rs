@@ -95,7 +95,8 @@ fn large_datagrams_are_delivered_in_one_packet_each() {
         let answers = pair.talk(&mut client, 8_000, SECOND);
         assert!(answers >= 198, "{answers} of 200");
         let tapped = pair.world.tapped();
-        let carry = tapped.iter().filter(|sent| sent.to.ip() == EXIT && sent.payload.len() > 4_000);
+        let carry = tapped.iter().filter(|sent| sent.from.ip() == ENTRY && sent.to.ip() == EXIT);
+        let carry = carry.filter(|sent| sent.payload.len() > 4_000);
         let sizes: Vec<usize> = carry.map(|sent| sent.payload.len()).collect();
         assert!((195..=205).contains(&sizes.len()), "{} packets", sizes.len());
         assert!(sizes.iter().all(|bytes| (8_000..8_100).contains(bytes)), "{sizes:?}");
