@@ -23,9 +23,6 @@ pub mod error;
 pub mod fields;
 pub mod frame;
 pub mod message;
-#[cfg(any(test, feature = "fuzzing"))]
-#[doc(hidden)]
-pub mod properties;
 pub mod qpack;
 pub mod settings;
 pub mod stream;

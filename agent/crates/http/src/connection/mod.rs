@@ -4,6 +4,7 @@
 //! |---|---|
 //! | what does the caller do with QUIC's events, and what may it send | this one |
 //! | what may come on a request stream | `request.rs` |
+//! | what holds of any bytes of a client | `properties.rs`, for the fuzz targets |
 //! | what may come on the control stream and QPACK's streams | `unidirectional.rs` |
 
 use std::collections::BTreeMap;
@@ -24,6 +25,9 @@ use crate::{
     varint::{self, Partial},
 };
 
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
 mod request;
 mod unidirectional;
 

@@ -3,7 +3,7 @@
 use proptest::prelude::*;
 
 use super::*;
-use crate::{capsule, message::Request, properties, qpack};
+use crate::{capsule, message::Request, qpack};
 
 const LIMITS: Limits = Limits {
     requests: 4,

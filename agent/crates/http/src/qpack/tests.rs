@@ -125,6 +125,6 @@ proptest! {
 
     #[test]
     fn any_bytes(section in proptest::collection::vec(any::<u8>(), 0..200)) {
-        crate::properties::http_fields(&section);
+        crate::connection::properties::http_fields(&section);
     }
 }
