@@ -50,7 +50,10 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-use crate::admin::{self, Admin, PageSlot};
+use crate::{
+    admin::{self, Admin, PageSlot},
+    site,
+};
 
 /// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
 /// word of the end. QUIC asks for three probe timeouts, which a far peer would make a second.
@@ -113,9 +116,11 @@ impl Daemon {
         let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;
         let mut threads = Vec::new();
         let mut addresses = None;
+        let site = site::client();
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
             let (config, identity, own) = (Arc::clone(&config), Arc::clone(&certificate), Arc::clone(&own));
             let (registry, refusals, hub) = (Arc::clone(&registry), Arc::clone(&refusals), Arc::clone(&hub));
+            let site = Some(Arc::clone(&site));
             let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
             let tun = tunnel.as_ref().map(|tunnel| Arc::clone(&tunnel.board));
             let start = WorkerStart { worker, pin: config.transport.pin_cpus, ports, queue: queues.next() };
@@ -134,6 +139,7 @@ impl Daemon {
                 worker,
                 hub,
                 metrics,
+                site,
                 tun,
             };
             let (thread, bound) = start.spawn(setup, Arc::clone(&ended))?;
