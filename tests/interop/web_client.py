@@ -3,6 +3,7 @@
     web_client.py get PORT CA NAME PATH       prints the status and the content
     web_client.py post PORT CA NAME BYTES     posts so many bytes; prints the status and the content
     web_client.py method PORT CA NAME METHOD  prints the status
+    web_client.py curl PORT CA NAME METHOD    the same with libcurl (curl_cffi), whose ClientHello is Chrome's; prints status and content
     web_client.py silent PORT NAME            begins handshakes for a second; prints how many bytes came back. NAME may be "-": none
     web_client.py hostile PORT CA NAME COUNT  COUNT requests one after another: whole, in pieces, reset, stopped, malformed; prints how
                                               many were answered, and then does a GET on a connection that has broken no rule
@@ -11,6 +12,7 @@ It ends with status 0, or with a traceback.
 """
 
 import asyncio
+import io
 import socket
 import ssl
 import sys
@@ -68,7 +70,8 @@ class Client(QuicConnectionProtocol):
 
     async def answer(self, stream):
         """Status and content of the answer; None if the stream was reset."""
-        whole = await asyncio.wait_for(self.over.pop(stream), PATIENCE)
+        whole = await asyncio.wait_for(self.over[stream], PATIENCE)
+        del self.over[stream]
         headers, content = self.answers.pop(stream, (None, b""))
         return (int(headers[b":status"]), bytes(content)) if whole else None
 
@@ -98,6 +101,25 @@ async def single(port, ca, name, **request):
     async with connected(port, ca, name) as client:
         status, content = await client.ask(name, **request)
         print(status, content.decode())
+
+
+def curl(port, ca, name, method):
+    from curl_cffi import Curl, CurlInfo, CurlOpt
+
+    content, handle = io.BytesIO(), Curl()
+    handle.setopt(CurlOpt.URL, f"https://{name}:{port}/curl".encode())
+    handle.setopt(CurlOpt.RESOLVE, [f"{name}:{port}:127.0.0.1".encode()])
+    # CURL_HTTP_VERSION_3ONLY
+    handle.setopt(CurlOpt.HTTP_VERSION, 31)
+    handle.setopt(CurlOpt.CAINFO, ca.encode())
+    handle.setopt(CurlOpt.NOBODY, method == "HEAD")
+    handle.setopt(CurlOpt.TIMEOUT, PATIENCE)
+    handle.setopt(CurlOpt.WRITEDATA, content)
+    handle.impersonate("chrome")
+    handle.setopt(CurlOpt.HTTP_VERSION, 31)
+    handle.perform()
+    assert handle.getinfo(CurlInfo.HTTP_VERSION) == 30, "HTTP/3"
+    print(handle.getinfo(CurlInfo.RESPONSE_CODE), content.getvalue().decode())
 
 
 def silent(port, name):
@@ -195,6 +217,8 @@ elif verb == "post":
     asyncio.run(single(port, rest[0], rest[1], method="POST", content=bytes(int(rest[2]))))
 elif verb == "method":
     asyncio.run(single(port, rest[0], rest[1], method=rest[2]))
+elif verb == "curl":
+    curl(port, *rest)
 elif verb == "silent":
     silent(port, rest[0])
 elif verb == "hostile":

@@ -48,6 +48,8 @@ mod credential;
 pub mod defaults;
 mod descriptors;
 pub mod directory;
+#[cfg(test)]
+mod http_tests;
 mod kinds;
 mod peers;
 mod prefix;

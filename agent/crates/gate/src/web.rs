@@ -270,8 +270,8 @@ mod tests {
         params.not_after = rcgen::date_time_ymd(2031, 2, 3);
         let certificate = params.self_signed(&key).unwrap();
         let paths = [".pem", ".key"].map(|end| folder.join(format!("{file}{end}")));
-        fs::write(&paths[0], certificate.pem()).unwrap();
-        fs::write(&paths[1], key.serialize_pem()).unwrap();
+        fs::write(&paths[0], pem("CERTIFICATE", certificate.der())).unwrap();
+        fs::write(&paths[1], pem("PRIVATE KEY", &key.serialize_der())).unwrap();
         paths
     }
 
@@ -314,5 +314,11 @@ mod tests {
         }
         assert_eq!(not_after(&[]), None);
         assert_eq!(not_after(&[0x30, 0x84, 0xff, 0xff, 0xff, 0xff]), None);
+    }
+
+    /// `der` in PEM form (RFC 7468).
+    fn pem(label: &str, der: &[u8]) -> String {
+        let text = data_encoding::BASE64.encode(der);
+        format!("-----BEGIN {label}-----\n{text}\n-----END {label}-----\n")
     }
 }
