@@ -51,7 +51,10 @@ use tokio::{
     sync::{oneshot, watch},
 };
 
-use crate::admin::{self, Admin, PageSlot};
+use crate::{
+    admin::{self, Admin, PageSlot},
+    site,
+};
 
 /// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
 /// word of the end. QUIC asks for three probe timeouts, which a far peer would make a second.
@@ -115,9 +118,11 @@ impl Daemon {
         let interfaces = open_interfaces(&config);
         let mut threads = Vec::new();
         let mut addresses = None;
+        let site = site::client();
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
             let (config, identity, own) = (Arc::clone(&config), Arc::clone(&certificate), Arc::clone(&own));
             let (registry, refusals, hub) = (Arc::clone(&registry), Arc::clone(&refusals), Arc::clone(&hub));
+            let site = Some(Arc::clone(&site));
             let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
             let tun = tunnel.as_ref().map(|tunnel| Arc::clone(&tunnel.board));
             let (queue, interfaces) = (queues.next(), interfaces.clone());
@@ -137,6 +142,7 @@ impl Daemon {
                 worker,
                 hub,
                 metrics,
+                site,
                 tun,
             };
             let (thread, bound) = start.spawn(setup, Arc::clone(&ended))?;

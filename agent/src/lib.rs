@@ -12,3 +12,4 @@ pub mod notify;
 mod out;
 pub mod run;
 pub mod service;
+mod site;

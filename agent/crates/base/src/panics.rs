@@ -43,6 +43,8 @@ crate::labelled! {
         Reload => "reload",
         /// The lookup of a host name.
         Resolver => "resolver",
+        /// A request to the site of `[http]`.
+        Site => "site",
     }
 }
 

@@ -38,7 +38,7 @@ use std::{
 };
 
 use base::files;
-use gate::identity::Identity;
+use gate::{identity::Identity, web::WebCertificate};
 use net::process;
 
 #[cfg(test)]
@@ -48,6 +48,8 @@ mod credential;
 pub mod defaults;
 mod descriptors;
 pub mod directory;
+#[cfg(test)]
+mod http_tests;
 mod kinds;
 mod peers;
 mod prefix;
@@ -91,8 +93,8 @@ pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};
 pub use section::nearest;
 pub use sections::{
-    Access, AccessMode, Admin, Forward, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol, Service,
-    TcpKeys, Transport,
+    Access, AccessMode, Admin, Forward, Http, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol,
+    Service, TcpKeys, Transport,
 };
 pub use token::{Token, TokenError};
 pub use tun::{
@@ -137,6 +139,10 @@ pub struct Config {
     pub tun: Option<Tun>,
     /// Where `/metrics`, health and the status page are served, and to whom.
     pub admin: Admin,
+    /// The web server that whoever names us meets.
+    pub http: Http,
+    /// Its certificate, once it was read; without one nobody meets it.
+    pub certificate: Option<WebCertificate>,
     /// The socket at which commands are taken; `None`: nowhere.
     pub control: Option<PathBuf>,
     /// What the daemon logs, and how it writes that.
@@ -245,6 +251,12 @@ impl Config {
     pub fn forwards_to(&self, name: &str) -> bool {
         let named = |forward: &Forward| self.peers.get(forward.peer).is_some_and(|peer| *peer.name == *name);
         self.udp.iter().chain(&self.tcp).any(named) || self.closed.iter().any(|closed| closed == name)
+    }
+
+    /// The names that clients may give to meet the web server; none without a certificate.
+    #[must_use]
+    pub fn web_names(&self) -> &[String] {
+        if self.certificate.is_some() { &self.http.names } else { &[] }
     }
 
     /// How many workers to start: `transport.workers`, or if that is 0 one per CPU that this process may use.

@@ -62,6 +62,7 @@ fn rows() -> Vec<Row> {
     of::<Service>("service", &mut rows);
     of::<Tun>("tun", &mut rows);
     of::<sections::Admin>("metrics", &mut rows);
+    of::<sections::Http>("http", &mut rows);
     of::<sections::Control>("control", &mut rows);
     of::<Log>("log", &mut rows);
     of::<Limits>("limits", &mut rows);
@@ -221,6 +222,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
         "metrics.allow" => "[\"10.7.0.0/16\"]",
         "peer.address" => "[\"10.9.0.7\"]",
+        "http.names" => "[\"www.example.org\"]",
+        "http.site" => "\"http://127.0.0.1:8081\"",
         "metrics.names" => "[\"prometheus.example.org\"]",
         "tun.up" | "tun.down" => "[\"/bin/true\"]",
         "peer.congestion" => "\"cubic\"",

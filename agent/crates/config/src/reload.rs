@@ -6,7 +6,13 @@
 //! What needs a restart keeps its old value, so that the next reload reports it again. A value that would be wrong beside
 //! an old one waits for the restart with it: see [`Waits`].
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::SocketAddr,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use gate::web::WebCertificate;
 
 pub use crate::section::Effect;
 use crate::{
@@ -101,6 +107,10 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     changes.0.extend(of_services.0);
     config.tun = changes.tun(running.tun.as_ref(), config.tun);
     changes.section("metrics.", &running.admin, &mut config.admin, names, &[]);
+    changes.section("http.", &running.http, &mut config.http, names, &[]);
+    if running.http.certificate_file == config.http.certificate_file {
+        changes.certificate(running.certificate.as_ref(), config.certificate.as_ref());
+    }
     let socket = |config: &Config| Control { socket: config.control.clone().unwrap_or_default() };
     let mut control = socket(&config);
     changes.section("control.", &socket(running), &mut control, names, &[]);
@@ -170,6 +180,24 @@ impl Differences {
     /// as the keys in `waits` do, their old values.
     fn section<S: Section>(&mut self, what: &str, old: &S, new: &mut S, names: Names<'_>, waits: &[&str]) {
         new.walk(old, &mut Comparison { changes: self, what: what.to_owned(), names: [names; 2], waits });
+    }
+
+    /// Records that the file of a certificate has another content.
+    fn certificate(&mut self, old: Option<&WebCertificate>, new: Option<&WebCertificate>) {
+        if let (Some(old), Some(new)) = (old, new)
+            && old != new
+        {
+            let end = |certificate: &WebCertificate| {
+                let end = UNIX_EPOCH + Duration::from_secs(certificate.expires());
+                format!("until {}", humantime::format_rfc3339_seconds(end))
+            };
+            let kind = Kind::Changed(end(old), end(new));
+            self.0.push(Change {
+                what: "http: certificate".to_owned(),
+                kind,
+                effect: Effect::NextConnection,
+            });
+        }
     }
 
     fn tun(&mut self, old: Option<&Tun>, new: Option<Tun>) -> Option<Tun> {

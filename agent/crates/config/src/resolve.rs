@@ -9,12 +9,15 @@ use std::{
     sync::Arc,
 };
 
-use base::files;
-use gate::identity::Identity;
+use base::{
+    clock::{Clock, SystemClock},
+    files,
+};
+use gate::{identity::Identity, web::WebCertificate};
 
 use crate::{
-    Access, AccessMode, Admin, Config, Directory, Forward, Knock, Limits, Peer, Protocol, Service, Transport,
-    Tun,
+    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol, Service,
+    Transport, Tun,
     checks::Checks,
     credential,
     directory::Texts,
@@ -25,6 +28,9 @@ use crate::{
     state,
     token::Token,
 };
+
+/// How many days before its end an operator is told of a certificate: clients renew them a month before.
+const FEW_DAYS: u64 = 14;
 
 /// The hello that tells a peer our services holds at most this many.
 pub(super) const MAX_SERVICES: usize = 256;
@@ -50,6 +56,8 @@ pub(super) struct Draft {
     previous_key_file: Option<At>,
     /// Where the file of the admin server's secret is named, if it is.
     token_file: Option<At>,
+    /// Where the files of the web server's certificate and its key are named, and its names, if it has a certificate.
+    web: Option<[At; 3]>,
 }
 
 impl Draft {
@@ -199,10 +207,38 @@ impl Draft {
         {
             self.checks.report.add(&at, error.to_string(), error.remedy());
         }
+        self.load_certificate();
         match (self.into_parts(), identity) {
             ((config, problems), Some(identity)) if problems.is_empty() => Ok((config, identity)),
             ((_, problems), _) => Err(ConfigProblems { file: Some(file.to_owned()), problems }),
         }
+    }
+
+    /// Reads the certificate of the web server, if the file names one.
+    fn load_certificate(&mut self) {
+        let Some([certificate_at, key_at, names_at]) = self.web.take() else { return };
+        let Http { certificate_file, key_file, names, .. } = &self.config.http;
+        let certificate = match WebCertificate::load(certificate_file, key_file) {
+            Ok(certificate) => certificate,
+            Err(error) => {
+                let at = if error.is_about_key(key_file) { &key_at } else { &certificate_at };
+                return self.checks.report.add(at, error.to_string(), error.remedy());
+            }
+        };
+        for name in names.iter().filter(|name| !certificate.covers(name)) {
+            let problem = format!("{name:?} is not among the names of the certificate");
+            self.checks.report.add(&names_at, problem, "have the certificate made for it, or remove it");
+        }
+        let left = certificate.expires().saturating_sub(SystemClock.unix_seconds()) / (24 * 60 * 60);
+        if left < FEW_DAYS {
+            let problem = match left {
+                0 => "the certificate has ended, or ends today".to_owned(),
+                days => format!("the certificate ends in {days} days"),
+            };
+            let remedy = "renew it, let a deploy hook copy it here, and reload";
+            self.checks.report.note(&certificate_at, problem, remedy);
+        }
+        self.config.certificate = Some(certificate);
     }
 
     /// Reads our previous key, if the file names one.
@@ -267,6 +303,7 @@ impl Head<'_> {
         let tcp = checks.read_forwards::<TcpForward>(&mut root, "tcp", |TcpForward(forward)| forward);
         let access = checks.read_access(&mut root, listens);
         let (admin, token_file) = checks.read_admin(&mut root, base);
+        let (http, web) = checks.read_http(&mut root, base, listens);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
         let limits = checks.read_limits(&mut root, peers.len(), self.memory);
@@ -305,6 +342,8 @@ impl Head<'_> {
             services: self.services.clone(),
             tun,
             admin,
+            http,
+            certificate: None,
             control,
             log,
             limits,
@@ -312,7 +351,7 @@ impl Head<'_> {
             closed: std::mem::take(&mut checks.closed),
             notes: Vec::new(),
         };
-        Draft { checks, config, key_file: None, previous_key_file: None, token_file }
+        Draft { checks, config, key_file: None, previous_key_file: None, token_file, web }
     }
 }
 
@@ -409,6 +448,30 @@ impl Checks {
             self.report.note(&table.place("allow"), problem, remedy);
         }
         (admin, token_file)
+    }
+
+    /// The web server, and the places of its files and its names, if it has a certificate and a key.
+    fn read_http(&mut self, root: &mut Table<'_>, base: &Path, listens: bool) -> (Http, Option<[At; 3]>) {
+        let mut table = root.table("http", &mut self.report);
+        let mut http: Http = table.fill(self);
+        let is_named = |path: &Path| !path.as_os_str().is_empty();
+        let has = [is_named(&http.certificate_file), is_named(&http.key_file), !http.names.is_empty()];
+        for path in [&mut http.certificate_file, &mut http.key_file] {
+            if is_named(path) {
+                *path = base.join(&*path);
+            }
+        }
+        let keys = ["certificate_file", "key_file", "names"];
+        let missing = keys.iter().zip(has).find(|(_, has)| !has).map(|(key, _)| *key);
+        let used = keys.into_iter().chain(["site"]).find(|key| table.has(key));
+        if let Some((missing, used)) = missing.zip(used) {
+            let problem = format!("there is no http.{missing}, so nobody meets a web server");
+            self.report.note(&table.place(used), problem, format!("add {missing}, or remove the section"));
+        } else if let Some(used) = used.filter(|_| !listens) {
+            let problem = "this agent does not listen, so nobody meets its web server";
+            self.report.note(&table.place(used), problem, "add transport.listen, or remove the section");
+        }
+        (http, (has[0] && has[1]).then(|| keys.map(|key| table.place(key))))
     }
 
     /// The path of the socket, or `None` for no socket.

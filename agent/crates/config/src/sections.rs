@@ -372,6 +372,25 @@ impl Admin {
     }
 }
 
+section! {
+    /// `[http]`: the web server that whoever names us meets.
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct Http {
+        /// The certificate and its chain, in PEM form, that a client without a knock meets if it names one of `http.names`. Relative
+        /// paths start at the folder of the configuration file. Both files are read at the start and at each reload; the agent's user
+        /// has to be able to read them ([operations](operations.md#a-web-server-on-the-same-port)).
+        certificate_file: PathBuf = PathBuf::new(), path(), NextConnection;
+        /// The key of the certificate, in PEM form: ECDSA, RSA or Ed25519.
+        key_file: PathBuf = PathBuf::new(), path(), NextConnection;
+        /// The names (SNI) under which `transport.listen` answers as a web server, over HTTP/3. To clients that give another name, or
+        /// none, it stays as silent as without this section.
+        names: Vec<String> = Vec::new(), text("host name", value::host_name, Clone::clone).list(), NextConnection;
+        /// The web server whose answers they get, over HTTP/1.1: `"http://127.0.0.1:8080"`. It is asked for GET, HEAD and POST; while
+        /// it is down the answer is 502. Left out, every answer is 404.
+        site: Option<Endpoint> = None, text("web server", value::site, |site| format!("http://{site}")).optional(), NextConnection;
+    }
+}
+
 /// `control.socket`: where systemd's `RuntimeDirectory=` makes a folder for it.
 pub const CONTROL_SOCKET: &str = "/run/culvert/culvert.sock";
 

@@ -45,6 +45,15 @@ pub(super) fn host_name(text: &str) -> Result<String, Bad> {
     Ok(name)
 }
 
+/// Parses the origin of a web server, as in `http://127.0.0.1:8080`.
+pub(super) fn site(text: &str) -> Result<Endpoint, Bad> {
+    let remedy = "write http://host:port, as in \"http://127.0.0.1:8080\"";
+    let Some(authority) = text.strip_prefix("http://") else {
+        return Err(bad(format!("{text:?} is not the address of a web server"), remedy));
+    };
+    endpoint(authority.strip_suffix('/').unwrap_or(authority))
+}
+
 /// A size as the file writes it: "4MiB", or bytes where no unit fits.
 #[must_use]
 pub fn size_text(bytes: u64) -> String {

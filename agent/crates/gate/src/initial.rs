@@ -2,7 +2,8 @@
 //! the original.
 //!
 //! Initial packets are sealed under keys that anyone can derive from their destination (RFC 9001 §5.2), so this opens
-//! nothing that an observer could not. It costs 3 µs, so only packets whose token was made with our public key get here.
+//! nothing that an observer could not. It costs 3 µs, so only packets whose token was made with our public key get here, and within a
+//! budget of their own those of strangers who may name us (`strangers.rs`).
 
 use bytes::BytesMut;
 use quic_core::varint::Reader;
@@ -166,9 +167,26 @@ pub(crate) fn offers_hybrid(hello: &[u8]) -> bool {
     supported_groups(hello).is_some_and(|groups| groups.contains(&CODE_POINT.to_be_bytes()))
 }
 
-/// The extension `supported_groups` of a ClientHello (RFC 8446 §4.1.2, §4.2.7).
+/// The extension `supported_groups` of a ClientHello (RFC 8446 §4.2.7).
 fn supported_groups(hello: &[u8]) -> Option<&[[u8; 2]]> {
     const SUPPORTED_GROUPS: [u8; 2] = [0, 10];
+    let (_length, groups) = extension(hello, SUPPORTED_GROUPS)?.split_first_chunk::<2>()?;
+    Some(groups.as_chunks().0)
+}
+
+/// The host name in the extension `server_name` of the complete ClientHello `hello` (RFC 6066 §3).
+pub(crate) fn server_name(hello: &[u8]) -> Option<&str> {
+    const SERVER_NAME: [u8; 2] = [0, 0];
+    const HOST_NAME: u8 = 0;
+    let mut reader = Reader::new(extension(hello, SERVER_NAME)?);
+    reader.array::<2>()?;
+    let [kind, length @ ..] = reader.array::<3>()?;
+    let name = reader.take(u16::from_be_bytes(length).into())?;
+    std::str::from_utf8(name).ok().filter(|name| kind == HOST_NAME && !name.is_empty())
+}
+
+/// The content of an extension of a ClientHello (RFC 8446 §4.1.2).
+fn extension(hello: &[u8], wanted: [u8; 2]) -> Option<&[u8]> {
     let mut reader = Reader::new(hello);
     // The header, the version and the random.
     reader.array::<{ 4 + 2 + 32 }>()?;
@@ -183,9 +201,8 @@ fn supported_groups(hello: &[u8]) -> Option<&[[u8; 2]]> {
         let kind: [u8; 2] = reader.array()?;
         let length = u16::from_be_bytes(reader.array()?);
         let content = reader.take(length.into())?;
-        if kind == SUPPORTED_GROUPS {
-            let (_length, groups) = content.split_first_chunk::<2>()?;
-            return Some(groups.as_chunks().0);
+        if kind == wanted {
+            return Some(content);
         }
     }
 }

@@ -10,6 +10,7 @@
 //! | how much is spent on whose proofs | `budget.rs` |
 //! | is the proof about this very ClientHello | `initial.rs` |
 //! | what becomes of a ClientHello of which a datagram is missing | `partial.rs` |
+//! | which clients without a knock name us, for the web server | `strangers.rs`; its certificate is in `web.rs` |
 //! | what is asked of clients under load | `retry.rs` |
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
@@ -31,10 +32,13 @@
 //!                    clock, allowlist, key exchange
 //!                 7  the same ClientHello?               3 µs ──────────────────────────► QUIC, once
 //!                    not whole: kept for the rest of it, 3 s
+//!                 ends at 1 or 3, and there are http.names:
+//!                 8  does its ClientHello name us?       4 µs each, 5 % of a core ──────► HTTP/3
+//!                    not whole: kept for the rest of it, 1 s
 //!   anything else: unauthenticated
 //! ```
 //!
-//! An unauthenticated datagram causes no allocation and takes no lock.
+//! An unauthenticated datagram causes no allocation and takes no lock, but for step 8, whose budget bounds that.
 
 #![warn(missing_docs)]
 #![warn(clippy::missing_errors_doc)]
@@ -78,6 +82,7 @@ pub mod refusals;
 pub mod replay_log;
 pub mod retry;
 mod session;
+mod strangers;
 pub mod suite;
 mod system;
 pub mod table;
@@ -86,6 +91,7 @@ pub(crate) mod testing;
 pub mod tls;
 #[cfg(test)]
 mod tls_pair;
+pub mod web;
 
 pub use self::own::{Own, OwnKey};
 use self::{
@@ -97,6 +103,7 @@ use self::{
     partial::{Decided, Partial, Partials, Progress},
     refusals::{Refusal, Refusals, Why},
     retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
+    strangers::{Look, Strangers},
     table::{InsertError, SingleUse, Tag, Used},
 };
 use crate::{
@@ -112,13 +119,17 @@ pub enum Verdict {
     /// The datagram completes the ClientHello of a handshake that may begin; what came of it before comes first:
     /// [`Gate::take_earlier`].
     Admit(Admission),
+    /// The datagram completes the ClientHello of a stranger who names us: HTTP/3 may begin. What came of it before comes first:
+    /// [`Gate::take_earlier`].
+    Named,
     /// The client must prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
     /// The datagram is authenticated, and all that there is to do about it was done: it is kept until the rest of its ClientHello
     /// comes, or shares the fate of a part that came before.
     Taken,
     /// The sender is not authenticated, or is treated as if it were not: it gets no answer, or the decoy's. A sender
-    /// whose proof holds and that is refused may be repeating what a peer once sent, and must not be able to tell.
+    /// whose proof holds and that is refused may be repeating what a peer once sent, and must not be able to tell. Of its
+    /// ClientHello there may be an earlier datagram: [`Gate::take_earlier`].
     Unauthenticated,
 }
 
@@ -171,6 +182,12 @@ base::labelled! {
         Abandoned => "abandoned",
         /// Of a connection of another exit of the fleet.
         OtherExit => "other_exit",
+        /// The ClientHello of a stranger who names us.
+        Named => "named",
+        /// A part of the ClientHello of a stranger: kept for the rest.
+        NamePart => "name_part",
+        /// Not read, because the budget for reading the names of strangers is used up.
+        NameBudget => "name_budget",
     }
 }
 
@@ -183,8 +200,10 @@ pub struct Gate {
     retry_len: usize,
     partials: Partials,
     decided: Decided<(Verdict, Step)>,
-    /// The datagrams that came before the one that was admitted last.
+    /// The datagrams that came before the one that was decided last.
     earlier: Vec<Box<[u8]>>,
+    /// Strangers who may name us; `None`: we have no names.
+    strangers: Option<Strangers>,
     /// The counts of this gate so far.
     pub stats: GateStats,
 }
@@ -240,6 +259,7 @@ impl Gate {
             retry_len: 0,
             decided: Decided::new(),
             earlier: Vec::new(),
+            strangers: None,
             stats: GateStats::default(),
         }
     }
@@ -257,7 +277,10 @@ impl Gate {
         let (ours, step) = match classify(datagram) {
             Class::Short { cid } => (self.parts.ids.issued().is_ours(cid), Step::Class),
             Class::Handshake { dcid } | Class::Retry { dcid } => (self.is_ours(dcid), Step::Class),
-            Class::Initial(initial) => match self.screen_initial(datagram, &initial, now) {
+            Class::Initial(initial) => match self
+                .screen_initial(datagram, &initial, now)
+                .or_else(|step| self.screen_stranger(datagram, step, now))
+            {
                 Ok(()) => return true,
                 Err(step) => (false, step),
             },
@@ -295,6 +318,13 @@ impl Gate {
         // A client's second flight goes to a connection ID of ours, for which its token was not made.
         let proven = self.is_ours(initial.dcid) || self.proven(initial, now).is_some();
         proven.then_some(()).ok_or(Step::Mac)
+    }
+
+    /// Whether an Initial without a proof, which another worker is to read, may go there: it may name us, and the budget has room.
+    fn screen_stranger(&mut self, datagram: &[u8], step: Step, now: Instant) -> Result<(), Step> {
+        let strangers =
+            self.strangers.as_mut().filter(|_| datagram.len() >= usize::from(MIN_PACKET)).ok_or(step)?;
+        if strangers.spend(now) { Ok(()) } else { Err(Step::NameBudget) }
     }
 
     /// The Retry packet that [`Verdict::Retry`] is about.
@@ -384,11 +414,64 @@ impl Gate {
         if ours && initial.token.is_empty() {
             return (Verdict::Pass, Step::Passed);
         }
-        if !self.parts.required && arrival.listening {
-            return (Verdict::Pass, Step::Passed);
+        if !arrival.listening {
+            return (Verdict::Unauthenticated, Step::Class);
         }
-        let Some(tag) = initial.token.last_chunk::<16>().copied().filter(|_| arrival.listening) else {
-            return (Verdict::Unauthenticated, if arrival.listening { Step::Token } else { Step::Class });
+        let decided = if self.parts.required {
+            self.knocking(datagram, initial, arrival, now)
+        } else {
+            (Verdict::Pass, Step::Passed)
+        };
+        let (Verdict::Pass | Verdict::Unauthenticated, Step::Passed | Step::Token | Step::Mac) = decided
+        else {
+            return decided;
+        };
+        // A datagram of a handshake under way passes by its token.
+        if self.parts.required && decided.1 == Step::Passed {
+            return decided;
+        }
+        self.named(datagram, initial, arrival.source, now).unwrap_or(decided)
+    }
+
+    /// An Initial that proves nothing, if it names us, or may. What came before of the same ClientHello is in `earlier`.
+    fn named(
+        &mut self,
+        datagram: &[u8],
+        initial: &Initial<'_>,
+        source: SocketAddr,
+        now: Instant,
+    ) -> Option<(Verdict, Step)> {
+        let strangers = self.strangers.as_mut()?;
+        if datagram.len() < usize::from(MIN_PACKET) || initial.dcid.len() < MIN_FIRST_DCID_BYTES {
+            return None;
+        }
+        match strangers.look(&*self.parts.crypto, datagram, initial.dcid, source, now) {
+            Look::Ours(earlier) => {
+                self.earlier = earlier;
+                Some((Verdict::Named, Step::Named))
+            }
+            Look::Waits => Some((Verdict::Taken, Step::NamePart)),
+            Look::Other(earlier) => {
+                self.earlier = earlier;
+                None
+            }
+            Look::Unread => {
+                let today = if self.parts.required { Verdict::Unauthenticated } else { Verdict::Pass };
+                Some((today, Step::NameBudget))
+            }
+        }
+    }
+
+    /// An Initial on a listening port where a knock is required.
+    fn knocking(
+        &mut self,
+        datagram: &[u8],
+        initial: &Initial<'_>,
+        arrival: Arrival,
+        now: Instant,
+    ) -> (Verdict, Step) {
+        let Some(tag) = initial.token.last_chunk::<16>().copied() else {
+            return (Verdict::Unauthenticated, Step::Token);
         };
         let retried = initial.token.len() == RETRY_TOKEN_BYTES;
         if datagram.len() < usize::from(MIN_PACKET) || !(retried || initial.token.len() == KNOCK_BYTES) {
@@ -448,6 +531,16 @@ impl Gate {
             (Progress::Whole | Progress::Waiting, _) => (Verdict::Taken, Step::Part),
             (Progress::Other, _) => (Verdict::Unauthenticated, Step::Hello),
             (Progress::Bad(error), _) => (Verdict::Unauthenticated, Why::Hello(error).step()),
+        }
+    }
+
+    /// The operator wants those who name one of `names` to meet a web server; with no names nobody does.
+    pub fn set_names(&mut self, names: &[String], now: Instant) {
+        let names: Vec<String> = names.iter().map(|name| name.to_ascii_lowercase()).collect();
+        match &mut self.strangers {
+            _ if names.is_empty() => self.strangers = None,
+            Some(strangers) => strangers.set_names(names),
+            None => self.strangers = Some(Strangers::new(names, self.parts.ids.workers(), now)),
         }
     }
 

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | how do datagrams and time reach quinn-proto, and its packets and events leave it? | `driver/` |
 //! | which handshakes that others start are accepted, and how many? | `driver/accept.rs` |
+//! | which web server do clients meet that name us? | `web/` |
 //! | when is a peer dialled, and where? | `dial/` |
 //! | which transport parameters does a connection have? | `transport.rs` |
 //! | how much may be in flight on a connection, and how fast does it leave? | `congestion/` |
@@ -39,6 +40,7 @@ pub mod preshared;
 pub mod streams_told;
 mod traffic;
 pub mod transport;
+pub mod web;
 pub mod windows;
 
 pub use copies::Copied;

@@ -165,6 +165,15 @@ pub fn of_step(step: Step) -> Meaning {
             "the first of the two datagrams of a hybrid handshake: as many as handshakes, and more where datagrams are lost",
             "a peer, or a client with our key",
         ),
+        Step::Named => meaning("clients of the web server (`http.names`)", "a browser, or any HTTP/3 client"),
+        Step::NamePart => meaning(
+            "the first of two datagrams of such a client, or of any other QUIC client that fills two",
+            "a browser, or an unauthenticated sender",
+        ),
+        Step::NameBudget => meaning(
+            "more first packets without a knock than 5 % of a core open: their names were not read, and clients of the web server go on over TCP",
+            "an unauthenticated sender",
+        ),
         Step::Class => meaning(
             "scanners; or peers' packets to a connection ID of another identity",
             "an unauthenticated sender",
@@ -236,7 +245,7 @@ pub fn of_label(label: &str) -> Option<Word> {
     let drop = DropReason::ALL.into_iter().find(|reason| reason.label() == label);
     let drop = drop.map(|reason| in_a_line(of_drop(reason)));
     let step = Step::ALL.into_iter().find(|step| step.label() == label).filter(|step| match step {
-        Step::Passed | Step::Admitted | Step::Retry | Step::Part => false,
+        Step::Passed | Step::Admitted | Step::Retry | Step::Part | Step::Named | Step::NamePart => false,
         Step::Class
         | Step::Token
         | Step::Used
@@ -250,7 +259,8 @@ pub fn of_label(label: &str) -> Option<Word> {
         | Step::KeyExchange
         | Step::Full
         | Step::Abandoned
-        | Step::OtherExit => true,
+        | Step::OtherExit
+        | Step::NameBudget => true,
     });
     let from = |Meaning { what, aside }| format!("from {aside}: {what}").replace('`', "").into();
     drop.or_else(|| step.map(of_step).map(from))

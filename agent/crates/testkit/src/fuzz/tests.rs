@@ -159,6 +159,21 @@ fn the_corpus_of_certificates() {
 }
 
 #[test]
+fn the_corpus_of_http_connections() {
+    replay("http_connection", 50, crate::fuzz::http_connection);
+}
+
+#[test]
+fn the_corpus_of_http_fields() {
+    replay("http_fields", 50, crate::fuzz::http_fields);
+}
+
+#[test]
+fn the_corpus_of_http_capsules() {
+    replay("http_capsules", 50, crate::fuzz::http_capsules);
+}
+
+#[test]
 fn the_corpus_of_bench() {
     replay("bench_datagram", 50, crate::fuzz::bench_datagram);
 }

@@ -296,6 +296,7 @@ impl World {
                 worker,
                 hub: Arc::clone(&hub),
                 metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
+                site: None,
                 config: Arc::clone(&config),
                 tun: tun.as_ref().map(|_| Arc::clone(&mtu_table)),
             };

@@ -142,6 +142,11 @@ impl Acceptor {
         self.is_closed
     }
 
+    /// The parameters of a handshake, without a TLS that accepts anybody; `None` if the endpoint only dials.
+    pub(super) fn server(&self) -> Option<&ServerConfig> {
+        self.acceptance.as_ref().map(|acceptance| &*acceptance.server)
+    }
+
     #[must_use]
     pub fn pending(&self) -> &Pending {
         &self.pending

@@ -11,6 +11,7 @@
 //! |---|---|
 //! | dialling, polling | this one |
 //! | which handshakes that others start are accepted, and how many | `accept.rs` |
+//! | connections of clients that named us | `guests.rs` |
 //! | one connection; its parts are in the files below | `connection.rs` |
 //! | who is at its far end, and whether it is a session, or over | `identity.rs`, `lifetime.rs` |
 //! | what comes in: packets, events of quinn-proto | `inbound.rs` |
@@ -54,6 +55,7 @@ use crate::control::{
     in_order::Releases,
     preshared::Preshared,
     traffic::Counted,
+    web::Guests,
     windows::StreamMemory,
 };
 use accept::{Acceptance, Acceptor};
@@ -75,6 +77,7 @@ mod connection;
 mod control_stream;
 mod event;
 mod forwards;
+mod guests;
 mod identity;
 mod inbound;
 mod lifetime;
@@ -128,6 +131,17 @@ pub enum Given {
     Nothing,
 }
 
+/// Whose handshake a datagram may begin.
+#[derive(Clone, Copy, Debug)]
+pub enum Begins {
+    /// That of a client whose knock was good.
+    Peer(Admission),
+    /// That of a client that proved nothing and named us.
+    Guest,
+    /// Nothing is known of its sender.
+    Anyone,
+}
+
 /// The settings with which a connection is dialled.
 #[derive(Debug)]
 pub struct Dial {
@@ -161,6 +175,8 @@ pub struct Control {
     pub(super) memory: Arc<StreamMemory>,
     /// The largest packets that the lanes of peers have proved, in bytes of UDP payload.
     proved: HashMap<PeerId, usize>,
+    /// Connections of clients that proved nothing and named us.
+    pub(crate) guests: Guests,
 }
 
 impl Control {
@@ -188,6 +204,7 @@ impl Control {
             retired: Traffic::default(),
             memory,
             proved: HashMap::new(),
+            guests: Guests::default(),
         }
     }
 
@@ -267,14 +284,14 @@ impl Control {
         Some(handle)
     }
 
-    /// Takes a datagram that the gate let through and that is no lane's; `meta` says where it came from. If it is the first of a
-    /// handshake, `admission` names the client. One of a peer that `shares` does not admit is dropped unopened.
+    /// Takes a datagram that the gate let through and that is no lane's; `meta` says where it came from. `begins` says whose
+    /// handshake it may be the first of. One of a peer that `shares` does not admit is dropped unopened.
     pub fn datagram(
         &mut self,
         underlay: UnderlayId,
         meta: &Meta,
         data: &[u8],
-        admission: Option<Admission>,
+        begins: Begins,
         shares: &mut Shares,
         now: Instant,
     ) -> Given {
@@ -309,9 +326,18 @@ impl Control {
                     self.lists.touch(handle, &mut connection.listed);
                     return Given::Read;
                 }
+                if self.guests.packet(handle, event) {
+                    self.stats.quic_packets += 1;
+                    return Given::Read;
+                }
             }
             Some(DatagramEvent::NewConnection(incoming)) => {
-                if self.incoming(incoming, underlay, local, admission, now) {
+                let begun = match begins {
+                    Begins::Guest => self.welcome(incoming, underlay, now),
+                    Begins::Peer(admission) => self.incoming(incoming, underlay, local, Some(admission), now),
+                    Begins::Anyone => self.incoming(incoming, underlay, local, None, now),
+                };
+                if begun {
                     return Given::Begun;
                 }
             }
@@ -323,7 +349,10 @@ impl Control {
 
     /// The deadline of a connection has come; returns the present one if nothing is due, because it has moved meanwhile.
     pub fn timeout(&mut self, handle: ConnectionHandle, now: Instant) -> Option<Instant> {
-        let deadline = self.connections.get_mut(&handle)?.deadline();
+        let Some(connection) = self.connections.get_mut(&handle) else {
+            return self.guests.timeout(handle, now);
+        };
+        let deadline = connection.deadline();
         if deadline.is_none_or(|at| at > now) {
             return deadline;
         }
@@ -397,6 +426,7 @@ impl Control {
 
     /// A socket has room again: has the connections polled that run on it.
     pub fn unblocked(&mut self, underlay: UnderlayId) {
+        self.guests.unblocked(underlay);
         for handle in self.handles() {
             if self.get(handle).is_some_and(|connection| connection.underlay == underlay) {
                 self.touch(handle);
@@ -540,6 +570,7 @@ impl Control {
             }
             self.connections.insert(handle, connection);
         }
+        self.poll_guests(lanes, underlays, now, &mut arm);
         for handle in self.lists.take_overflowing() {
             self.events.push(handle, Event::Overflow);
         }

@@ -7,7 +7,9 @@ use config::Config;
 use gate::{Own, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
 use net::{Net, Ready};
 
-use crate::{hub::Hub, mtu_table::MtuTable, registry::PeerRegistry, worker::report::Publisher};
+use crate::{
+    control::web::Site, hub::Hub, mtu_table::MtuTable, registry::PeerRegistry, worker::report::Publisher,
+};
 
 /// The configuration, the secrets and the shared objects that a worker starts with.
 pub struct Setup {
@@ -36,6 +38,8 @@ pub struct Setup {
     /// The registry of peers, in which the peers of the configuration come first.
     pub registry: Arc<PeerRegistry>,
     pub metrics: Publisher,
+    /// Where requests of clients that named us go; `None`: nowhere.
+    pub site: Option<Site>,
     /// With a `[tun]`: the table of packet sizes that the tunnel's thread reads. [`Net::tun`] provides the worker's queue.
     pub tun: Option<Arc<MtuTable>>,
 }

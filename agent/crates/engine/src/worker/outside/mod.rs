@@ -15,7 +15,7 @@ use gate::{Arrival, Gate, Verdict, admission::Admission};
 use net::{batch::Meta, steering};
 
 use crate::{
-    control::driver::{Control, Given},
+    control::driver::{Begins, Control, Given},
     peer::Peers,
     worker::local::unauthenticated::Unauthenticated,
 };
@@ -65,28 +65,35 @@ impl Outside for Gateway<'_> {
             listening: port.is_some(),
             room: self.control.acceptor.pending().room(),
         };
-        let admission = match self.gate.check(datagram, arrival, now) {
-            Verdict::Pass => None,
-            Verdict::Admit(admission) => Some(admission),
+        let begins = match self.gate.check(datagram, arrival, now) {
+            Verdict::Pass => Begins::Anyone,
+            Verdict::Admit(admission) => Begins::Peer(admission),
+            Verdict::Named => Begins::Guest,
             // A drained agent is silent to who dials it.
             Verdict::Retry if self.control.acceptor.is_closed() => return Outcome::Taken,
             Verdict::Retry => return Outcome::Reply(self.gate.retry_packet()),
             Verdict::Taken => return Outcome::Taken,
             Verdict::Unauthenticated => {
                 if let Some(port) = port {
+                    for earlier in self.gate.take_earlier() {
+                        self.unauthenticated.push(port, *meta, &earlier);
+                    }
                     self.unauthenticated.push(port, *meta, datagram);
                 }
                 return Outcome::Taken;
             }
         };
-        let Some(admission) = admission else {
-            return match self.control.datagram(underlay, meta, datagram, None, shares, now) {
-                Given::Read => Outcome::Read,
-                Given::Begun | Given::Nothing => Outcome::Taken,
-            };
-        };
-        self.begin(underlay, meta, datagram, admission, shares, now);
-        Outcome::Taken
+        if let Begins::Peer(admission) = begins {
+            self.begin(underlay, meta, datagram, admission, shares, now);
+            return Outcome::Taken;
+        }
+        for earlier in self.gate.take_earlier() {
+            self.control.datagram(underlay, meta, &earlier, begins, shares, now);
+        }
+        match self.control.datagram(underlay, meta, datagram, begins, shares, now) {
+            Given::Read => Outcome::Read,
+            Given::Begun | Given::Nothing => Outcome::Taken,
+        }
     }
 }
 
@@ -104,11 +111,12 @@ impl Gateway<'_> {
         let earlier = self.gate.take_earlier();
         let mut all = earlier.iter().map(|earlier| &**earlier).chain([datagram]);
         let first = all.next().unwrap_or(datagram);
-        if self.control.datagram(underlay, meta, first, Some(admission), shares, now) != Given::Begun {
+        if self.control.datagram(underlay, meta, first, Begins::Peer(admission), shares, now) != Given::Begun
+        {
             return self.gate.handshake_ended(&admission);
         }
         for rest in all {
-            self.control.datagram(underlay, meta, rest, None, shares, now);
+            self.control.datagram(underlay, meta, rest, Begins::Anyone, shares, now);
         }
     }
 }

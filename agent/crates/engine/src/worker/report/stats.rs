@@ -32,7 +32,7 @@ use wire::{
 };
 
 use crate::{
-    control::{Traffic, driver::ControlStats, preshared::KeyRefusal},
+    control::{Traffic, driver::ControlStats, preshared::KeyRefusal, web::WebStats},
     origin::PeerOrigin,
     peer::refused,
     status::{PeerStatus, add_lane},
@@ -300,6 +300,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) sockets: SocketStats,
     pub(crate) totals: Totals,
     pub(crate) control: ControlStats,
+    /// The web server for clients that name us.
+    pub(crate) web: WebStats,
     /// Handshakes with a key that is not allowed.
     pub(crate) refused_keys: u64,
     pub(crate) gate: Counts<Step>,

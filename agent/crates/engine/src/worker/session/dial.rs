@@ -43,7 +43,7 @@ fn packet_sizes(cx: &Context, id: PeerId, remote: SocketAddr, is_of_session: boo
     let most = most.min(most_at(cx.hub.rate(id).rate(), u16::MAX));
     let link = cx.peers.get(id).and_then(|peer| peer.data.link.as_ref()).filter(|_| is_of_session);
     let proved = link.and_then(|link| u16::try_from(link.budget.measured()?).ok());
-    proved.map_or(PacketSizes::up_to(most), |start| PacketSizes { start, most })
+    proved.map_or_else(|| PacketSizes::up_to(most), |start| PacketSizes { start, most })
 }
 
 impl Sessions {

@@ -151,7 +151,7 @@ impl Sessions {
     }
 
     /// Follows a new configuration.
-    pub(crate) fn follow(&mut self, cx: &Context) {
+    pub(crate) fn follow(&mut self, cx: &Context, now: Instant) {
         let Config { access, transport, limits, .. } = &*cx.config;
         // As in `Worker::configured`.
         #[rustfmt::skip]
@@ -172,11 +172,18 @@ impl Sessions {
         } = transport;
         self.gate.set_window(*clock_window);
         self.gate.set_key_exchange(*key_exchange);
+        self.follow_web(&cx.config, cx.id.count, now);
         let handshakes = limits.handshakes.div_ceil(usize::from(cx.id.count));
         self.control.acceptor.configure(handshakes, *key_exchange);
         for handle in self.control.handles() {
             self.control.set_most_forwards(handle, limits.tcp_streams_per_peer);
         }
+    }
+
+    /// Follows the web server of a configuration.
+    pub(crate) fn follow_web(&mut self, config: &Config, workers: u8, now: Instant) {
+        self.gate.set_names(config.web_names(), now);
+        self.control.guests.follow(config, workers);
     }
 
     /// Forgets what the gate need not remember any more.

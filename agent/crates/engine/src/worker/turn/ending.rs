@@ -68,6 +68,7 @@ impl Worker {
         for handle in sessions.control.handles() {
             sessions.control.close(handle, CloseReason::Shutdown, now);
         }
+        sessions.control.guests.close_all(now);
         cx.timers.arm(Timer::Stop, now + within);
     }
 

@@ -132,6 +132,7 @@ impl Worker {
             sockets: cx.sockets.factory.stats,
             totals: cx.stats.totals.clone(),
             control: sessions.control.stats,
+            web: sessions.control.guests.stats.clone(),
             refused_keys: metrics.refused_keys().load(Ordering::Relaxed),
             gate,
             incomplete_expired: sessions.gate().stats.partials_expired,

@@ -42,6 +42,8 @@ impl Worker {
             peers, services, udp, tcp: _, limits,
             // Of the sessions and the gate (`Sessions::follow`, which names their keys), and of the decoy.
             access: _, transport: _,
+            // Of the gate and of the guests (`Sessions::follow_web`).
+            http: _, certificate: _,
             // With the routes of each peer.
             tun: _,
             // Of the daemon around the workers.
@@ -80,7 +82,7 @@ impl Worker {
         data.follow_udp(cx, &old, now);
         tcp.follow_tcp(cx, &old, &config, now);
         cx.hub.streams.set_most(*stream_bytes);
-        sessions.follow(cx);
+        sessions.follow(cx, now);
         decoy.follow_decoy(cx, data, now);
         for id in cx.peers.ids() {
             if let Some(mut conn) = sessions.conn(cx, id) {

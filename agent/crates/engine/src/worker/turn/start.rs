@@ -18,6 +18,7 @@ use rand::{RngExt, SeedableRng, rngs::StdRng};
 use wire::cid::ConnectionIds;
 
 use crate::{
+    control::web::Answers,
     peer::{Peer, Peers},
     registry::PeerRegistry,
     worker::{
@@ -66,7 +67,7 @@ impl Worker {
         let control = endpoint::control(&setup, &ids, rng.random())?;
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { hub, metrics, tun, .. } = setup;
+        let Setup { hub, metrics, tun, site, .. } = setup;
         hub.streams.set_most(config.limits.stream_bytes);
         let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
@@ -87,6 +88,9 @@ impl Worker {
         let inbox_token = factory.token(Source::Inbox);
         let inbox = Inbox::new(ready.clone(), inbox_token);
         hub.join(id.index, ready.clone(), inbox_token);
+        let mut sessions = Sessions::new(control, gate, own, ids, instance, refusals, clock);
+        sessions.control.guests.connect(site, Answers::new(ready.clone(), inbox_token));
+        sessions.follow_web(&config, id.count, now);
         let own_key = *identity.public_key();
         let maker = PeerMaker { config: &config, hub: &hub, own_key: &own_key, worker: id };
         let make = |(id, peer): (_, &config::Peer)| {
@@ -129,7 +133,7 @@ impl Worker {
                 unauthenticated: Unauthenticated::new(config.access.decoy),
                 ..DataPlane::default()
             },
-            sessions: Sessions::new(control, gate, own, ids, instance, refusals, clock),
+            sessions,
             host: LaneHost::default(),
             tcp: TcpForwards::new(ready.clone()),
             tunnel,

@@ -1,0 +1,472 @@
+//! One connection of a client that named us: HTTP/3 on quinn-proto, and requests that go to the site.
+
+use std::{
+    collections::BTreeMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base::counts::Counts;
+use bytes::Bytes;
+use dataplane::lanes::UnderlayId;
+use gate::identity::Endpoint;
+use h3::{
+    connection::{Connection as Http, Event as HttpEvent, Limits},
+    error::{Code, Error},
+    message::{Request, Response},
+    stream::StreamId as HttpStream,
+};
+use quinn_proto::{
+    Connection, ConnectionHandle, Dir, Event as QuinnEvent, ReadError, StreamEvent, StreamId, VarInt,
+    WriteError,
+};
+
+use super::{
+    Outcome, Refused,
+    exchange::{Answers, Ask, Exchange, Part, Site},
+};
+
+/// How long a client may take until its first request.
+const FIRST_REQUEST_WITHIN: Duration = Duration::from_secs(10);
+
+/// Requests that a client may have open.
+pub(super) const MOST_REQUESTS: u32 = 16;
+
+/// Streams with one direction: control, two of QPACK, and some that nobody knows.
+pub(super) const MOST_UNIDIRECTIONAL: u32 = 8;
+
+/// The most that is read of a stream at a time.
+const CHUNK_BYTES: usize = 16 << 10;
+
+const LIMITS: Limits = Limits {
+    requests: MOST_REQUESTS as usize,
+    unidirectional: MOST_UNIDIRECTIONAL as usize,
+    field_section_bytes: 16 << 10,
+    capsule_bytes: 0,
+    extended_connect: false,
+    datagrams: false,
+};
+
+/// What a connection needs beside itself.
+pub(in crate::control) struct Around<'a> {
+    pub(super) answers: &'a Arc<Answers>,
+    pub(super) asks: Option<&'a Site>,
+    pub(super) site: Option<&'a Endpoint>,
+    pub(super) requests: &'a mut Counts<Outcome>,
+    pub(super) refused: &'a mut Counts<Refused>,
+    pub(super) now: Instant,
+}
+
+/// A connection of a client that named us.
+pub(in crate::control) struct Guest {
+    pub(in crate::control) quinn: Connection,
+    pub(in crate::control) underlay: UnderlayId,
+    http: Http,
+    handle: ConnectionHandle,
+    streams: BTreeMap<StreamId, Stream>,
+    /// The server's control stream, and what is still to be written to it.
+    control: Option<(StreamId, Vec<u8>)>,
+    /// When it is closed if there was no request; `None` once there was one.
+    first_request_by: Option<Instant>,
+    pub(super) last_active: Instant,
+    pub(in crate::control) is_over: bool,
+    /// Whether it waits to be polled.
+    pub(in crate::control) is_dirty: bool,
+}
+
+/// The stream of a request, as long as one of its directions is open.
+struct Stream {
+    exchange: Option<Arc<Exchange>>,
+    /// Bytes that QUIC did not take yet.
+    pending: Bytes,
+    /// Nothing follows `pending`.
+    ends: bool,
+    /// Content is sent, which HEAD has none of.
+    has_content: bool,
+    receives: bool,
+    sends: bool,
+}
+
+impl Stream {
+    fn new() -> Self {
+        Self {
+            exchange: None,
+            pending: Bytes::new(),
+            ends: false,
+            has_content: true,
+            receives: true,
+            sends: true,
+        }
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        self.streams
+            .values()
+            .filter_map(|stream| stream.exchange.as_ref())
+            .for_each(|exchange| exchange.abandon());
+    }
+}
+
+impl Guest {
+    pub(in crate::control) fn new(
+        quinn: Connection,
+        handle: ConnectionHandle,
+        underlay: UnderlayId,
+        now: Instant,
+    ) -> Self {
+        Self {
+            quinn,
+            underlay,
+            http: Http::new(LIMITS),
+            handle,
+            streams: BTreeMap::new(),
+            control: None,
+            first_request_by: Some(now + FIRST_REQUEST_WITHIN),
+            last_active: now,
+            is_over: false,
+            is_dirty: false,
+        }
+    }
+
+    /// Whether no request is open.
+    pub(in crate::control) fn is_idle(&self) -> bool {
+        self.streams.is_empty()
+    }
+
+    pub(in crate::control) fn deadline(&mut self) -> Option<Instant> {
+        let first = self.first_request_by.filter(|_| !self.is_over);
+        [self.quinn.poll_timeout(), first].into_iter().flatten().min()
+    }
+
+    /// Its time has come.
+    pub(in crate::control) fn timeout(&mut self, around: &mut Around<'_>) {
+        if self.quinn.poll_timeout().is_some_and(|at| at <= around.now) {
+            self.quinn.handle_timeout(around.now);
+        }
+        if self.first_request_by.is_some_and(|by| by <= around.now) {
+            self.first_request_by = None;
+            if !self.is_over {
+                around.refused[Refused::Slow] += 1;
+                self.close(Code::NoError, "no request", around.now);
+            }
+        }
+    }
+
+    pub(in crate::control) fn close(&mut self, code: Code, reason: &'static str, now: Instant) {
+        if !std::mem::replace(&mut self.is_over, true) {
+            self.quinn.close(now, code_of(code), Bytes::from_static(reason.as_bytes()));
+        }
+    }
+
+    /// Reads what quinn-proto has to say.
+    pub(in crate::control) fn read_events(&mut self, around: &mut Around<'_>) {
+        while let Some(event) = self.quinn.poll() {
+            match event {
+                QuinnEvent::Connected => self.begin(),
+                QuinnEvent::ConnectionLost { .. } => self.is_over = true,
+                QuinnEvent::Stream(_) if self.is_over => {}
+                QuinnEvent::Stream(event) => self.stream_event(event, around),
+                QuinnEvent::HandshakeDataReady
+                | QuinnEvent::DatagramReceived
+                | QuinnEvent::DatagramsUnblocked => {}
+            }
+        }
+    }
+
+    fn begin(&mut self) {
+        let mut start = Vec::new();
+        self.http.start(&mut start);
+        if let Some(stream) = self.quinn.streams().open(Dir::Uni) {
+            self.control = Some((stream, start));
+            self.write_control();
+        }
+    }
+
+    fn write_control(&mut self) {
+        if let Some((stream, start)) = &mut self.control
+            && let Ok(written) = self.quinn.send_stream(*stream).write(start)
+        {
+            start.drain(..written);
+        }
+    }
+
+    fn stream_event(&mut self, event: StreamEvent, around: &mut Around<'_>) {
+        match event {
+            StreamEvent::Opened { dir } => {
+                while let Some(stream) = self.quinn.streams().accept(dir) {
+                    match self.http.opened(http(stream)) {
+                        Ok(()) if dir == Dir::Bi => drop(self.streams.insert(stream, Stream::new())),
+                        Ok(()) => {}
+                        Err(error) => {
+                            self.end(stream, error, around);
+                            continue;
+                        }
+                    }
+                    self.read(stream, around);
+                }
+            }
+            StreamEvent::Readable { id } => self.read(id, around),
+            StreamEvent::Writable { id } => self.write(id, around),
+            StreamEvent::Stopped { id, .. } => {
+                if let Err(error) = self.http.was_stopped(http(id)) {
+                    return self.end(id, error, around);
+                }
+                // quinn-proto resets it only if it is asked to.
+                let _known = self.quinn.send_stream(id).reset(code_of(Code::RequestCancelled));
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.sends = false;
+                    stream.pending = Bytes::new();
+                    if let Some(exchange) = stream.exchange.take() {
+                        exchange.abandon();
+                        around.requests[Outcome::Cancelled] += 1;
+                    }
+                }
+                self.forget_if_over(id);
+            }
+            StreamEvent::Finished { .. } | StreamEvent::Available { .. } => {}
+        }
+    }
+
+    /// There is something new of the exchange on `stream`: an answer, or room for content.
+    pub(in crate::control) fn look(&mut self, stream: StreamId, around: &mut Around<'_>) {
+        self.write(stream, around);
+        if self.streams.get(&stream).is_some_and(|stream| stream.receives) {
+            self.read(stream, around);
+        }
+    }
+
+    /// Reads a stream as far as there is room for what it carries.
+    fn read(&mut self, id: StreamId, around: &mut Around<'_>) {
+        loop {
+            let exchange = self.streams.get(&id).and_then(|stream| stream.exchange.as_ref());
+            if self.is_over || exchange.is_some_and(|exchange| !exchange.has_room()) {
+                return;
+            }
+            let mut stream = self.quinn.recv_stream(id);
+            let Ok(mut chunks) = stream.read(true) else { return };
+            let chunk = chunks.next(CHUNK_BYTES);
+            // Credit goes out with the next packets: the connection is polled after this.
+            let _credit = chunks.finalize();
+            let (mut bytes, is_last) = match chunk {
+                Ok(Some(chunk)) => (Bytes::copy_from_slice(&chunk.bytes), false),
+                Ok(None) => (Bytes::new(), true),
+                Err(ReadError::Blocked) => return,
+                Err(ReadError::Reset(_)) => return self.was_reset(id, around),
+            };
+            self.last_active = around.now;
+            loop {
+                match self.http.read(http(id), &mut bytes, is_last) {
+                    Ok(Some(event)) => self.http_event(id, event, around),
+                    Ok(None) => break,
+                    Err(error) => return self.end(id, error, around),
+                }
+            }
+            if is_last {
+                if let Some(stream) = self.streams.get_mut(&id) {
+                    stream.receives = false;
+                }
+                return self.forget_if_over(id);
+            }
+        }
+    }
+
+    fn was_reset(&mut self, id: StreamId, around: &mut Around<'_>) {
+        if let Err(error) = self.http.was_reset(http(id)) {
+            return self.end(id, error, around);
+        }
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        stream.receives = false;
+        // A request that is not whole is not answered.
+        if stream.sends {
+            around.requests[Outcome::Cancelled] += 1;
+            self.abandon(id, Code::RequestCancelled);
+        }
+        self.forget_if_over(id);
+    }
+
+    fn http_event(&mut self, id: StreamId, event: HttpEvent, around: &mut Around<'_>) {
+        match event {
+            HttpEvent::Request(head) => self.request(id, head, around),
+            HttpEvent::HeadTooLarge => self.refuse(id, 431, Outcome::TooLarge, around),
+            HttpEvent::Content(bytes) => {
+                if let Some(exchange) = self.streams.get(&id).and_then(|stream| stream.exchange.as_ref()) {
+                    exchange.put(bytes);
+                }
+            }
+            HttpEvent::End => {
+                if let Some(exchange) = self.streams.get(&id).and_then(|stream| stream.exchange.as_ref()) {
+                    exchange.end();
+                }
+            }
+            HttpEvent::Settings(_) | HttpEvent::GoAway | HttpEvent::Capsule(_) | HttpEvent::Trailers(_) => {}
+        }
+    }
+
+    fn request(&mut self, id: StreamId, head: Box<Request>, around: &mut Around<'_>) {
+        self.first_request_by = None;
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.has_content = head.method != "HEAD";
+        }
+        if !["GET", "HEAD", "POST"].contains(&&*head.method) {
+            return self.refuse(id, 405, Outcome::Method, around);
+        }
+        let Some(site) = around.site else { return self.refuse(id, 404, Outcome::NoSite, around) };
+        let exchange = Exchange::new(Arc::clone(around.answers), self.handle, id);
+        let ask = Ask {
+            site: site.clone(),
+            client: self.quinn.remote_address(),
+            head,
+            exchange: Arc::clone(&exchange),
+        };
+        if around.asks.is_none_or(|asks| asks(ask).is_err()) {
+            return self.refuse(id, 503, Outcome::Busy, around);
+        }
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.exchange = Some(exchange);
+        }
+    }
+
+    /// Answers a request without asking anybody, and reads no more of it.
+    fn refuse(&mut self, id: StreamId, status: u16, outcome: Outcome, around: &mut Around<'_>) {
+        around.requests[outcome] += 1;
+        self.first_request_by = None;
+        let mut response = Response::new(status);
+        let fields = [("content-length", &b"0"[..])].into_iter();
+        let allow = (status == 405).then_some(("allow", &b"GET, HEAD, POST"[..]));
+        for (name, value) in fields.chain(allow) {
+            response.fields.push(name, value).expect("a field of ours");
+        }
+        let mut out = Vec::new();
+        let Some(stream) = self.streams.get_mut(&id) else { return };
+        if self.http.respond(http(id), &response, &mut out).is_err() {
+            return self.abandon(id, Code::InternalError);
+        }
+        (stream.pending, stream.ends) = (out.into(), true);
+        self.write(id, around);
+    }
+
+    /// Sends what there is of the answer on a stream, as far as QUIC takes it.
+    fn write(&mut self, id: StreamId, around: &mut Around<'_>) {
+        if self.control.as_ref().is_some_and(|(control, _)| *control == id) {
+            return self.write_control();
+        }
+        while let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.sends) {
+            if stream.pending.is_empty() && !stream.ends {
+                let Some(part) = stream.exchange.as_ref().and_then(|exchange| exchange.take()) else {
+                    return;
+                };
+                if !self.part(id, part, around) {
+                    return;
+                }
+                continue;
+            }
+            if !stream.pending.is_empty() {
+                match self.quinn.send_stream(id).write(&stream.pending) {
+                    Ok(written) => drop(stream.pending.split_to(written)),
+                    Err(WriteError::Blocked) => return,
+                    Err(WriteError::Stopped(_) | WriteError::ClosedStream) => {
+                        return self.abandon(id, Code::RequestCancelled);
+                    }
+                }
+                self.last_active = around.now;
+                continue;
+            }
+            stream.sends = false;
+            stream.exchange = None;
+            self.http.finished(http(id));
+            let _known = self.quinn.send_stream(id).finish();
+            if stream.receives {
+                // The whole answer is there, whatever is still to come of the request (RFC 9114 §4.1).
+                stream.receives = false;
+                self.http.abandoned(http(id));
+                let _known = self.quinn.recv_stream(id).stop(code_of(Code::NoError));
+            }
+        }
+        self.forget_if_over(id);
+    }
+
+    /// Frames a part of the site's answer; false if the stream is gone.
+    fn part(&mut self, id: StreamId, part: Part, around: &mut Around<'_>) -> bool {
+        let mut out = Vec::new();
+        let Some(stream) = self.streams.get_mut(&id) else { return false };
+        let framed = match part {
+            Part::Head(head) => self.http.respond(http(id), &head, &mut out),
+            Part::Content(_) if !stream.has_content => Ok(()),
+            Part::Content(bytes) => {
+                let framed = self.http.content(http(id), bytes.len() as u64, &mut out);
+                out.extend_from_slice(&bytes);
+                framed
+            }
+            Part::End => {
+                around.requests[Outcome::Site] += 1;
+                stream.ends = true;
+                Ok(())
+            }
+            Part::Failed => {
+                stream.exchange = None;
+                let before = out.len();
+                if self.http.respond(http(id), &Response::new(502), &mut out).is_err() {
+                    // The head has been sent: the client has to see that the rest is missing.
+                    around.requests[Outcome::BrokenOff] += 1;
+                    debug_assert_eq!(before, out.len());
+                    self.abandon(id, Code::InternalError);
+                    return false;
+                }
+                around.requests[Outcome::SiteDown] += 1;
+                stream.ends = true;
+                Ok(())
+            }
+        };
+        if framed.is_err() {
+            around.requests[Outcome::BrokenOff] += 1;
+            self.abandon(id, Code::InternalError);
+            return false;
+        }
+        stream.pending = out.into();
+        true
+    }
+
+    /// Ends both directions of a request with `code`.
+    fn abandon(&mut self, id: StreamId, code: Code) {
+        self.http.abandoned(http(id));
+        if let Some(exchange) = self.streams.remove(&id).and_then(|mut stream| stream.exchange.take()) {
+            exchange.abandon();
+        }
+        // A direction that is over already stays so.
+        let _known = self.quinn.send_stream(id).reset(code_of(code));
+        let _known = self.quinn.recv_stream(id).stop(code_of(code));
+    }
+
+    /// The client broke a rule: its stream ends, or its connection.
+    fn end(&mut self, id: StreamId, error: Error, around: &mut Around<'_>) {
+        match error {
+            Error::Stream { code, .. } if id.dir() == Dir::Uni => {
+                let _known = self.quinn.recv_stream(id).stop(code_of(code));
+            }
+            Error::Stream { code, .. } => {
+                around.requests[Outcome::Malformed] += 1;
+                self.abandon(id, code);
+            }
+            Error::Connection { code, reason } => {
+                around.refused[Refused::Violation] += 1;
+                self.close(code, reason, around.now);
+            }
+        }
+    }
+
+    fn forget_if_over(&mut self, id: StreamId) {
+        if self.streams.get(&id).is_some_and(|stream| !stream.receives && !stream.sends) {
+            self.streams.remove(&id);
+        }
+    }
+}
+
+fn http(stream: StreamId) -> HttpStream {
+    HttpStream::new(VarInt::from(stream).into_inner())
+}
+
+fn code_of(code: Code) -> VarInt {
+    VarInt::from_u64(code.value()).expect("codes of HTTP/3 are small")
+}

@@ -1,0 +1,225 @@
+//! The web server on the port of the control connections: HTTP/3 for clients that proved nothing and named us.
+//!
+//! | question | file |
+//! |---|---|
+//! | how many are there, and when do they end | this one; the driver accepts and polls them: `driver/guests.rs` |
+//! | what becomes of a request | `guest.rs` |
+//! | how does it reach the site, and the answer the client | `exchange.rs` |
+//!
+//! Their connections are quinn-proto's of the same endpoint, in a table of their own: no peer waits for them, and they count nowhere
+//! else.
+
+use std::{
+    collections::HashMap,
+    sync::Arc,
+    time::{Duration, Instant},
+};
+
+use base::counts::Counts;
+use config::Config;
+use dataplane::lanes::UnderlayId;
+use gate::identity::Endpoint;
+use h3::error::Code;
+use quinn_proto::{ConnectionEvent, ConnectionHandle, MtuDiscoveryConfig, TransportConfig, VarInt, crypto};
+
+mod exchange;
+mod guest;
+
+pub(crate) use self::exchange::Answers;
+pub use self::exchange::{Abandoned, Ask, Exchange, Site};
+use self::guest::Around;
+pub(in crate::control) use self::guest::Guest;
+
+/// Connections of clients without credentials, at all workers together.
+const MOST_GUESTS: usize = 256;
+
+/// What a connection may hold of one stream, and of all, in bytes.
+const WINDOW: u32 = 64 << 10;
+
+/// A connection without a packet ends after this time.
+const IDLE: Duration = Duration::from_secs(60);
+
+base::labelled! {
+    /// What became of a request of a client that named us.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Outcome {
+        /// Answered by the site, whatever it said.
+        Site => "site",
+        /// The site could not be asked: 502.
+        SiteDown => "site_down",
+        /// The site, or this end, broke off in the middle of the answer.
+        BrokenOff => "broken_off",
+        /// There is no site: 404.
+        NoSite => "no_site",
+        /// CONNECT, or another method that is not served: 405.
+        Method => "method",
+        /// A head above 16 KiB: 431.
+        TooLarge => "too_large",
+        /// Too many requests wait for the site: 503.
+        Busy => "busy",
+        /// Reset or stopped by the client.
+        Cancelled => "cancelled",
+        /// A stream without a request, or with a wrong one.
+        Malformed => "malformed",
+    }
+}
+
+base::labelled! {
+    /// Why a connection of a client that named us was not accepted, or was closed.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum Refused {
+        /// There are as many as there may be, and each has an open request.
+        Full => "full",
+        /// Closed for a newer one, because it had no open request.
+        Replaced => "replaced",
+        /// Its first packets are wrong.
+        Broken => "broken",
+        /// This agent drains or stops.
+        Draining => "draining",
+        /// No request within 10 s.
+        Slow => "slow",
+        /// It broke a rule of HTTP/3.
+        Violation => "violation",
+    }
+}
+
+/// Counts of the web server; monotonic, but for those that are open.
+#[derive(Clone, Debug, Default)]
+pub struct WebStats {
+    /// Connections that are open, closing ones included.
+    pub open: usize,
+    /// Connections that were accepted.
+    pub accepted: u64,
+    /// Those that were not, and those that were closed.
+    pub refused: Counts<Refused>,
+    pub requests: Counts<Outcome>,
+    pub packets_blocked: u64,
+}
+
+/// The connections of clients that named us, at one worker.
+#[derive(Default)]
+pub(crate) struct Guests {
+    /// `None`: nobody is answered.
+    pub(in crate::control) crypto: Option<Arc<dyn crypto::ServerConfig>>,
+    site: Option<Endpoint>,
+    asks: Option<Site>,
+    pub(in crate::control) answers: Option<Arc<Answers>>,
+    most: usize,
+    pub(in crate::control) all: HashMap<ConnectionHandle, Box<Guest>>,
+    pub(in crate::control) dirty: Vec<ConnectionHandle>,
+    pub(crate) stats: WebStats,
+}
+
+impl Guests {
+    /// Requests go to `asks`, and what is new of them comes by `answers`.
+    pub(crate) fn connect(&mut self, asks: Option<Site>, answers: Arc<Answers>) {
+        (self.asks, self.answers) = (asks, Some(answers));
+    }
+
+    /// Follows a new configuration; connections stay.
+    pub(crate) fn follow(&mut self, config: &Config, workers: u8) {
+        let certificate = config.certificate.as_ref().filter(|_| !config.http.names.is_empty());
+        self.crypto = certificate.map(|certificate| certificate.crypto());
+        self.site.clone_from(&config.http.site);
+        self.most = MOST_GUESTS.div_ceil(usize::from(workers.max(1)));
+    }
+
+    pub(in crate::control) fn touch(&mut self, handle: ConnectionHandle) {
+        if let Some(guest) = self.all.get_mut(&handle)
+            && !std::mem::replace(&mut guest.is_dirty, true)
+        {
+            self.dirty.push(handle);
+        }
+    }
+
+    /// Marks the connections that wait for room in a socket.
+    pub(crate) fn unblocked(&mut self, underlay: UnderlayId) {
+        let on_it = self.all.iter().filter(|(_, guest)| guest.underlay == underlay);
+        let mut handles: Vec<_> = on_it.map(|(handle, _)| *handle).collect();
+        handles.sort_unstable_by_key(|handle| handle.0);
+        handles.into_iter().for_each(|handle| self.touch(handle));
+    }
+
+    /// Closes all connections: the agent stops.
+    pub(crate) fn close_all(&mut self, now: Instant) {
+        let mut handles: Vec<_> = self.all.keys().copied().collect();
+        handles.sort_unstable_by_key(|handle| handle.0);
+        for handle in handles {
+            if let Some(guest) = self.all.get_mut(&handle) {
+                guest.close(Code::NoError, "", now);
+            }
+            self.touch(handle);
+        }
+    }
+
+    /// A packet of one of the connections; false if it is none of them.
+    pub(crate) fn packet(&mut self, handle: ConnectionHandle, event: ConnectionEvent) -> bool {
+        let Some(guest) = self.all.get_mut(&handle) else { return false };
+        guest.quinn.handle_event(event);
+        self.touch(handle);
+        true
+    }
+
+    /// The deadline of a connection has come; returns the present one if nothing is due. `None`, too, if it is none of these.
+    pub(crate) fn timeout(&mut self, handle: ConnectionHandle, now: Instant) -> Option<Instant> {
+        let deadline = self.all.get_mut(&handle)?.deadline();
+        if deadline.is_none_or(|at| at > now) {
+            return deadline;
+        }
+        let (guest, mut around) = self.split(handle, now)?;
+        guest.timeout(&mut around);
+        self.touch(handle);
+        None
+    }
+
+    pub(in crate::control) fn split(
+        &mut self,
+        handle: ConnectionHandle,
+        now: Instant,
+    ) -> Option<(&mut Guest, Around<'_>)> {
+        let Self { all, site, asks, answers, stats, .. } = self;
+        let around = Around {
+            answers: answers.as_ref()?,
+            asks: asks.as_ref(),
+            site: site.as_ref(),
+            requests: &mut stats.requests,
+            refused: &mut stats.refused,
+            now,
+        };
+        Some((all.get_mut(&handle)?, around))
+    }
+
+    /// Makes room for one more; false if there is none.
+    pub(in crate::control) fn make_room(&mut self, now: Instant) -> bool {
+        let open = self.all.iter().filter(|(_, guest)| !guest.is_over);
+        if open.clone().count() < self.most {
+            // Closing ones are there for some round trips longer.
+            return self.all.len() < 2 * self.most;
+        }
+        let idle = open.filter(|(_, guest)| guest.is_idle());
+        let oldest =
+            idle.min_by_key(|(handle, guest)| (guest.last_active, handle.0)).map(|(handle, _)| *handle);
+        let Some(oldest) = oldest.filter(|_| self.all.len() < 2 * self.most) else { return false };
+        self.stats.refused[Refused::Replaced] += 1;
+        if let Some(guest) = self.all.get_mut(&oldest) {
+            guest.close(Code::NoError, "", now);
+        }
+        self.touch(oldest);
+        true
+    }
+}
+
+/// The QUIC parameters of a client that named us.
+pub(in crate::control) fn transport() -> TransportConfig {
+    let mut config = TransportConfig::default();
+    config
+        .max_concurrent_bidi_streams(VarInt::from_u32(guest::MOST_REQUESTS))
+        .max_concurrent_uni_streams(VarInt::from_u32(guest::MOST_UNIDIRECTIONAL))
+        .max_idle_timeout(Some(IDLE.try_into().expect("a minute in milliseconds is a varint")))
+        .stream_receive_window(VarInt::from_u32(WINDOW / 4))
+        .receive_window(VarInt::from_u32(WINDOW))
+        .send_window(WINDOW.into())
+        .datagram_receive_buffer_size(None)
+        .mtu_discovery_config(Some(MtuDiscoveryConfig::default()));
+    config
+}

@@ -1,0 +1,228 @@
+//! Asks the site (`http.site`) for whatever clients of the web server ask: HTTP/1.1 on a thread beside the packet path, which starts with
+//! the first request.
+
+use std::{
+    pin::Pin,
+    sync::{Arc, OnceLock},
+    task::{Context, Poll, ready},
+    thread,
+    time::Duration,
+};
+
+use base::panics::{self, Part};
+use bytes::Bytes;
+use engine::control::web::{Abandoned, Ask, Exchange, Site};
+use h3::message::{Request, Response};
+use http_body_util::BodyExt;
+use hyper::{
+    HeaderMap,
+    body::{Body, Frame, Incoming},
+    client::conn::http1,
+    header::{CONNECTION, HeaderName, HeaderValue},
+};
+use hyper_util::rt::TokioIo;
+use net::task;
+use tokio::{
+    net::TcpStream,
+    runtime,
+    sync::{Semaphore, mpsc},
+    task::JoinHandle,
+    time::timeout,
+};
+
+/// Requests that wait for the site's thread; each worker is told at once if there are more.
+const MOST_WAITING: usize = 256;
+
+/// Requests that are asked of the site at a time; each has a connection of its own.
+const MOST_AT_ONCE: usize = 128;
+
+/// How long the site may take to accept a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long it may take until its answer begins.
+const ANSWER_WITHIN: Duration = Duration::from_secs(60);
+
+/// Fields that are about one connection (RFC 9110 §7.6.1), and those that say who asked, which the agent writes itself.
+const NOT_FORWARDED: [&str; 10] = [
+    "connection",
+    "keep-alive",
+    "proxy-connection",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+    "x-forwarded-for",
+    "x-forwarded-proto",
+];
+
+/// What workers give requests to.
+pub(crate) fn client() -> Site {
+    let asks: OnceLock<Option<mpsc::Sender<Ask>>> = OnceLock::new();
+    Arc::new(move |ask| match asks.get_or_init(start) {
+        Some(asks) => asks.try_send(ask).map_err(mpsc::error::TrySendError::into_inner),
+        None => Err(ask),
+    })
+}
+
+/// Starts the thread; `None` if it cannot be.
+fn start() -> Option<mpsc::Sender<Ask>> {
+    let (asks, waiting) = mpsc::channel(MOST_WAITING);
+    let started = runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
+        thread::Builder::new().name("culvert-site".to_owned()).spawn(move || {
+            if panics::isolate(Part::Site, || runtime.block_on(serve(waiting))).is_err() {
+                tracing::error!("the site of [http] is not asked any more until the daemon is restarted");
+            }
+        })
+    });
+    match started {
+        Ok(_) => Some(asks),
+        Err(error) => {
+            tracing::error!(%error, "the site of [http] cannot be asked");
+            None
+        }
+    }
+}
+
+async fn serve(mut waiting: mpsc::Receiver<Ask>) {
+    let places = Arc::new(Semaphore::new(MOST_AT_ONCE));
+    while let Some(ask) = waiting.recv().await {
+        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        drop(task::spawn(Part::Site, async move {
+            let exchange = Arc::clone(&ask.exchange);
+            // A panic would leave the client without an answer.
+            let failure = FailOnDrop(&exchange);
+            let answered = async {
+                tokio::select! {
+                    answered = answer(ask) => answered,
+                    abandoned = std::future::poll_fn(|cx| exchange.poll_abandoned(cx)) => Err(abandoned.into()),
+                }
+            };
+            if let Err(error) = answered.await {
+                tracing::debug!(error, "the site of [http] did not answer");
+                exchange.fail();
+            }
+            std::mem::forget(failure);
+            drop(place);
+        }));
+    }
+}
+
+struct FailOnDrop<'a>(&'a Exchange);
+
+impl Drop for FailOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.fail();
+    }
+}
+
+/// Asks the site and hands its answer on; an error if it does not answer, or not to the end.
+async fn answer(ask: Ask) -> Result<(), Failure> {
+    let Ask { site, client, head, exchange } = ask;
+    let connecting = TcpStream::connect((&*site.host, site.port));
+    let stream = timeout(CONNECT_WITHIN, connecting).await??;
+    stream.set_nodelay(true)?;
+    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
+    // It ends with its request, or when that is given up.
+    let connection = AbortOnDrop(task::spawn(Part::Site, async move {
+        connection.await.ok();
+    }));
+    let request = request(&head, client.ip().to_canonical().to_string(), &exchange)?;
+    let response = timeout(ANSWER_WITHIN, sender.send_request(request)).await;
+    let result = match response {
+        Ok(Ok(response)) => pass_on(response, &exchange).await,
+        Ok(Err(error)) => Err(error.into()),
+        Err(error) => Err(error.into()),
+    };
+    drop(connection);
+    result
+}
+
+struct AbortOnDrop(JoinHandle<()>);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
+type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+fn request(
+    head: &Request,
+    client: String,
+    exchange: &Arc<Exchange>,
+) -> Result<hyper::Request<Content>, Failure> {
+    let mut request = hyper::Request::builder()
+        .method(&*head.method)
+        .uri(head.path.as_deref().unwrap_or("/"))
+        .header("host", &*head.authority);
+    for line in &head.fields {
+        if !NOT_FORWARDED.contains(&line.name())
+            && !["host", "cookie", "content-length"].contains(&line.name())
+        {
+            request = request.header(line.name(), line.value());
+        }
+    }
+    if let Some(cookie) = head.fields.cookie() {
+        request = request.header("cookie", cookie);
+    }
+    request = request.header("x-forwarded-for", client).header("x-forwarded-proto", "https");
+    let length = head.content_length();
+    let has_content = head.method == "POST" || length.is_some_and(|length| length > 0);
+    if let Some(length) = length {
+        request = request.header("content-length", length);
+    }
+    Ok(request.body(Content { exchange: has_content.then(|| Arc::clone(exchange)) })?)
+}
+
+/// The content of a request, as the client sends it.
+struct Content {
+    /// `None`: there is none.
+    exchange: Option<Arc<Exchange>>,
+}
+
+impl Body for Content {
+    type Data = Bytes;
+    type Error = Abandoned;
+
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Abandoned>>> {
+        let Some(exchange) = &self.exchange else { return Poll::Ready(None) };
+        Poll::Ready(ready!(exchange.poll_content(cx)).transpose().map(|piece| piece.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.exchange.is_none()
+    }
+}
+
+async fn pass_on(response: hyper::Response<Incoming>, exchange: &Exchange) -> Result<(), Failure> {
+    let (head, mut body) = response.into_parts();
+    let mut answer = Response::new(head.status.as_u16());
+    for (name, value) in &head.headers {
+        if !NOT_FORWARDED.contains(&name.as_str()) && !is_named_by_connection(&head.headers, name) {
+            // What HTTP/3 does not have is left out.
+            answer.fields.push(name.as_str().to_owned(), value.as_bytes().to_vec()).ok();
+        }
+    }
+    exchange.answer(answer);
+    while let Some(frame) = body.frame().await {
+        if let Ok(piece) = frame?.into_data()
+            && !piece.is_empty()
+        {
+            std::future::poll_fn(|cx| exchange.poll_room(cx)).await?;
+            exchange.answer_content(piece);
+        }
+    }
+    exchange.answer_end();
+    Ok(())
+}
+
+/// Whether `connection` names a field as one of that connection's.
+fn is_named_by_connection(headers: &HeaderMap<HeaderValue>, name: &HeaderName) -> bool {
+    let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
+    values.flat_map(|value| value.split(',')).any(|option| option.trim().eq_ignore_ascii_case(name.as_str()))
+}
