@@ -269,6 +269,36 @@ fn connected() -> PeerStatus {
     }
 }
 
+fn device() -> TunStatus {
+    let direction = TunDirection {
+        packets: 1_000,
+        bytes: 1_400_000,
+        super_packets: 20,
+        tunnel_super_packets: 7,
+        errors: 0,
+        kernel_drops: Some(4),
+        packets_per_second: Some(500.0),
+        bytes_per_second: Some(700_000.0),
+    };
+    TunStatus {
+        name: "culvert0".into(),
+        up: Some(true),
+        mtu: Some(1421),
+        addresses: vec!["10.9.0.1/24".to_owned(), "fe80::9fef:fb02:4102:57d4/64".to_owned()],
+        tcp_offload: true,
+        udp_offload: false,
+        tunnels_cut: true,
+        tunnels_joined_ipv4: true,
+        tunnels_joined_ipv6: false,
+        uplink: direction.clone(),
+        downlink: TunDirection { kernel_drops: None, bytes_per_second: None, ..direction },
+        multicast_copies: 3,
+        dropped: counts(&[("no_route", 2)]),
+        meanings: [("no_route".into(), "goes to nobody".into())].into_iter().collect(),
+        answers: counts(&[("unreachable", 1)]),
+    }
+}
+
 fn full() -> Status {
     let error = LastError {
         age_seconds: 90.0,
@@ -290,16 +320,6 @@ fn full() -> Status {
         reason: "not on the allowlist".to_owned(),
         public_key: None,
     };
-    let direction = TunDirection {
-        packets: 1_000,
-        bytes: 1_400_000,
-        super_packets: 20,
-        tunnel_super_packets: 7,
-        errors: 0,
-        kernel_drops: Some(4),
-        packets_per_second: Some(500.0),
-        bytes_per_second: Some(700_000.0),
-    };
     let used = |used| Used { used, limit: 1_000 };
     Status {
         software: "1.2.3".to_owned(),
@@ -313,23 +333,7 @@ fn full() -> Status {
         peers: vec![connected(), dialling],
         lanes_left_out: 7,
         totals: Totals { uplink: account(100, 95, 3), downlink: account(9, 2, 7) },
-        tun: Some(TunStatus {
-            name: "culvert0".into(),
-            up: Some(true),
-            mtu: Some(1421),
-            addresses: vec!["10.9.0.1/24".to_owned(), "fe80::9fef:fb02:4102:57d4/64".to_owned()],
-            tcp_offload: true,
-            udp_offload: false,
-            tunnels_cut: true,
-            tunnels_joined_ipv4: true,
-            tunnels_joined_ipv6: false,
-            uplink: direction.clone(),
-            downlink: TunDirection { kernel_drops: None, bytes_per_second: None, ..direction },
-            multicast_copies: 3,
-            dropped: counts(&[("no_route", 2)]),
-            meanings: [("no_route".into(), "goes to nobody".into())].into_iter().collect(),
-            answers: counts(&[("unreachable", 1)]),
-        }),
+        tun: Some(device()),
         routes: vec![RouteStatus {
             prefix: "10.1.0.0/16".to_owned(),
             peers: vec![RoutePeerStatus {
