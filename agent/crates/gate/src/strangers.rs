@@ -125,7 +125,7 @@ impl Strangers {
         let kept = place.map(|place| &self.places[place]);
         let kept = kept.filter(|kept| now.saturating_duration_since(kept.since) < PATIENCE);
         let mut all: Vec<&[u8]> = kept.into_iter().flat_map(Place::datagrams).collect();
-        if all.iter().any(|earlier| *earlier == datagram) {
+        if all.contains(&datagram) {
             return Look::Waits;
         }
         all.push(datagram);

@@ -125,17 +125,16 @@ impl WebCertificate {
         let key = PrivateKeyDer::from_pem_slice(&key_pem)
             .map_err(|_| WebCertificateError::NoKey(key_file.to_owned()))?;
         let provider = web_provider();
-        let certified =
-            CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|cause| match cause {
-                rustls::Error::InconsistentKeys(_) => WebCertificateError::OtherKey {
-                    key: key_file.to_owned(),
-                    certificate: certificate_file.to_owned(),
-                },
-                rustls::Error::InvalidCertificate(_) => {
-                    WebCertificateError::Malformed(certificate_file.to_owned())
-                }
-                cause => WebCertificateError::Key { path: key_file.to_owned(), cause },
-            })?;
+        let certified = CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|cause| {
+            let (certificate, key) = (certificate_file.to_owned(), key_file.to_owned());
+            if matches!(cause, rustls::Error::InconsistentKeys(_)) {
+                WebCertificateError::OtherKey { key, certificate }
+            } else if matches!(cause, rustls::Error::InvalidCertificate(_)) {
+                WebCertificateError::Malformed(certificate)
+            } else {
+                WebCertificateError::Key { path: key, cause }
+            }
+        })?;
         Ok(Self { chain, expires, crypto: server(provider, certified)? })
     }
 
