@@ -108,8 +108,7 @@ impl Daemon {
             registry.set_previous_key(previous.public_key());
         }
         let certificate = Arc::new(TlsIdentity::new(identity).context("cannot make a certificate")?);
-        let instance = rand::random();
-        let own = Own::new(identity);
+        let (instance, own) = (rand::random(), Own::new(identity));
         let refusals = Arc::<Refusals>::default();
         let knocks = used_knocks(&config, workers, &SystemClock);
         let (ended, worker_ended) = oneshot::channel();
@@ -118,11 +117,9 @@ impl Daemon {
         let interfaces = open_interfaces(&config);
         let mut threads = Vec::new();
         let mut addresses = None;
-        let site = site::client();
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
             let (config, identity, own) = (Arc::clone(&config), Arc::clone(&certificate), Arc::clone(&own));
             let (registry, refusals, hub) = (Arc::clone(&registry), Arc::clone(&refusals), Arc::clone(&hub));
-            let site = Some(Arc::clone(&site));
             let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
             let tun = tunnel.as_ref().map(|tunnel| Arc::clone(&tunnel.board));
             let (queue, interfaces) = (queues.next(), interfaces.clone());
@@ -142,7 +139,7 @@ impl Daemon {
                 worker,
                 hub,
                 metrics,
-                site,
+                site: Some(site::client()),
                 tun,
             };
             let (thread, bound) = start.spawn(setup, Arc::clone(&ended))?;

@@ -56,10 +56,10 @@ const NOT_FORWARDED: [&str; 10] = [
     "x-forwarded-proto",
 ];
 
-/// What workers give requests to.
+/// What workers give requests to: one thread of the process.
 pub(crate) fn client() -> Site {
-    let asks: OnceLock<Option<mpsc::Sender<Ask>>> = OnceLock::new();
-    Arc::new(move |ask| match asks.get_or_init(start) {
+    static ASKS: OnceLock<Option<mpsc::Sender<Ask>>> = OnceLock::new();
+    Arc::new(|ask| match ASKS.get_or_init(start) {
         Some(asks) => asks.try_send(ask).map_err(mpsc::error::TrySendError::into_inner),
         None => Err(ask),
     })

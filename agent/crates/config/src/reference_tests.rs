@@ -309,6 +309,13 @@ fn a_fifo_is_refused_by_every_key_that_names_a_file() {
         let text = match &*key {
             "the file" => base,
             "tun.up" | "tun.down" => with(&base, &key, Some("[\"/bin/true\"]")),
+            // The one is read with the other.
+            "http.certificate_file" => {
+                with(&with(&base, &key, Some("\"fifo\"")), "http.key_file", Some("\"id.key\""))
+            }
+            "http.key_file" => {
+                with(&with(&base, &key, Some("\"fifo\"")), "http.certificate_file", Some("\"id.key\""))
+            }
             "a file of a peer" => with(&base, "identity.peers_dir", Some("\"peers.d\"")),
             key => with(&base, key, Some("\"fifo\"")),
         };

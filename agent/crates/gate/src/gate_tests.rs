@@ -546,7 +546,7 @@ fn a_knock_to_the_previous_key_is_admitted_as_such_and_one_to_a_key_before_that_
         let admitted = match gate.check(&flight[0], arrival, clock.now()) {
             Verdict::Admit(admission) => Some(admission.own),
             Verdict::Unauthenticated => None,
-            other @ (Verdict::Pass | Verdict::Retry | Verdict::Taken) => panic!("{other:?}"),
+            other @ (Verdict::Pass | Verdict::Named | Verdict::Retry | Verdict::Taken) => panic!("{other:?}"),
         };
         assert_eq!(admitted, expected);
         // Under load the Retry token is for the same key.

@@ -125,7 +125,7 @@ impl Strangers {
         let kept = place.map(|place| &self.places[place]);
         let kept = kept.filter(|kept| now.saturating_duration_since(kept.since) < PATIENCE);
         let mut all: Vec<&[u8]> = kept.into_iter().flat_map(Place::datagrams).collect();
-        if all.iter().any(|earlier| *earlier == datagram) {
+        if all.contains(&datagram) {
             return Look::Waits;
         }
         all.push(datagram);
@@ -260,7 +260,7 @@ mod tests {
         [&[6][..], &two_bytes(from), &two_bytes(to - from), &hello[from..to]].concat()
     }
 
-    fn datagram(dcid: &[u8], frames: &[u8]) -> Vec<u8> {
+    fn datagram(dcid: &[u8; 8], frames: &[u8]) -> Vec<u8> {
         initial_packet(&*server_tls(), dcid, 0, frames)
     }
 
@@ -288,13 +288,13 @@ mod tests {
     fn a_name_cut_between_two_datagrams_in_either_order() {
         let now = ManualClock::default().now();
         let mut strangers = strangers(now);
-        let dcid = [5; 20];
+        let dcid = [5; 8];
         for (name, ours) in [("gw.example.net", true), ("gw.example.org", false)] {
             let hello = hello(name, 1_900);
             let cut = hello.len() - 7;
             let halves = [
-                datagram(&dcid, &[piece(&hello, 0, 500), piece(&hello, 900, cut)].concat()),
-                datagram(&dcid, &[piece(&hello, cut, hello.len()), piece(&hello, 500, 900)].concat()),
+                datagram(&dcid, &[piece(&hello, 0, 500), piece(&hello, 1_200, cut)].concat()),
+                datagram(&dcid, &[piece(&hello, cut, hello.len()), piece(&hello, 500, 1_200)].concat()),
             ];
             for [first, second] in [[0, 1], [1, 0]] {
                 let mut look = |half: usize, from| {
@@ -336,7 +336,7 @@ mod tests {
             let dcid = number.to_be_bytes();
             (datagram(&dcid, &piece(&hello, 0, 1_000)), dcid)
         };
-        let mut from = |strangers: &mut Strangers, number, source| {
+        let from = |strangers: &mut Strangers, number, source| {
             clock.advance(Duration::from_micros(100));
             let (datagram, dcid) = half(number);
             assert_eq!(strangers.look(&*server_tls(), &datagram, &dcid, source, clock.now()), Look::Waits);
@@ -362,7 +362,7 @@ mod tests {
         let mut gate = gate(&clock);
         let arrival = |listening| Arrival { source: source(1), listening, room: Room::Free };
         let whole = |name: &str| {
-            let hello = hello(name, 300);
+            let hello = hello(name, 1_180);
             datagram(&[9; 8], &piece(&hello, 0, hello.len()))
         };
         let (ours, other) = (whole("gw.example.net"), whole("gw.example.org"));
@@ -374,14 +374,14 @@ mod tests {
         assert_eq!(gate.check(&ours, arrival(false), now), Verdict::Unauthenticated, "where we dial");
         assert_eq!(gate.check(&ours[..1_199], arrival(true), now), Verdict::Unauthenticated);
         assert!(gate.screen(&ours, now) && gate.screen(&other, now), "the owner reads the name");
-        let long = hello("gw.example.org", 1_900);
+        let long = hello("gw.example.org", 2_400);
         let halves =
-            [(0, 1_000), (1_000, long.len())].map(|(from, to)| datagram(&[5; 8], &piece(&long, from, to)));
+            [(0, 1_180), (1_180, long.len())].map(|(from, to)| datagram(&[5; 8], &piece(&long, from, to)));
         assert_eq!(gate.check(&halves[0], arrival(true), now), Verdict::Taken);
         assert_eq!(gate.check(&halves[1], arrival(true), now), Verdict::Unauthenticated);
         assert_eq!(gate.take_earlier(), [halves[0].clone().into_boxed_slice()], "a decoy gets both");
         let ended = |step| gate.stats.ended[step];
-        assert_eq!([Step::Named, Step::NamePart, Step::NameBudget, Step::Token].map(ended), [1, 1, 0, 5]);
+        assert_eq!([Step::Named, Step::NamePart, Step::NameBudget, Step::Token].map(ended), [1, 1, 0, 4]);
         gate.set_names(&[], now);
         assert_eq!(gate.check(&ours, arrival(true), now), Verdict::Unauthenticated);
     }

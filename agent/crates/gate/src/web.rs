@@ -116,27 +116,25 @@ impl WebCertificate {
             files::read(path, MOST_FILE_BYTES)
                 .map_err(|cause| WebCertificateError::Read { path: path.to_owned(), cause })
         };
-        let pem = read(certificate_file)?;
+        let (pem, key_pem) = (read(certificate_file)?, zeroize::Zeroizing::new(read(key_file)?));
         let chain: Vec<_> = CertificateDer::pem_slice_iter(&pem).filter_map(Result::ok).collect();
         let first =
             chain.first().ok_or_else(|| WebCertificateError::NoCertificate(certificate_file.to_owned()))?;
         let expires =
             not_after(first).ok_or_else(|| WebCertificateError::Malformed(certificate_file.to_owned()))?;
-        let pem = zeroize::Zeroizing::new(read(key_file)?);
-        let key = PrivateKeyDer::from_pem_slice(&pem)
+        let key = PrivateKeyDer::from_pem_slice(&key_pem)
             .map_err(|_| WebCertificateError::NoKey(key_file.to_owned()))?;
         let provider = web_provider();
-        let certified =
-            CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|cause| match cause {
-                rustls::Error::InconsistentKeys(_) => WebCertificateError::OtherKey {
-                    key: key_file.to_owned(),
-                    certificate: certificate_file.to_owned(),
-                },
-                rustls::Error::InvalidCertificate(_) => {
-                    WebCertificateError::Malformed(certificate_file.to_owned())
-                }
-                cause => WebCertificateError::Key { path: key_file.to_owned(), cause },
-            })?;
+        let certified = CertifiedKey::from_der(chain.clone(), key, &provider).map_err(|cause| {
+            let (certificate, key) = (certificate_file.to_owned(), key_file.to_owned());
+            if matches!(cause, rustls::Error::InconsistentKeys(_)) {
+                WebCertificateError::OtherKey { key, certificate }
+            } else if matches!(cause, rustls::Error::InvalidCertificate(_)) {
+                WebCertificateError::Malformed(certificate)
+            } else {
+                WebCertificateError::Key { path: key, cause }
+            }
+        })?;
         Ok(Self { chain, expires, crypto: server(provider, certified)? })
     }
 
