@@ -57,11 +57,11 @@ impl Offline {
         match folder::is_taken(&config.state_dir) {
             Ok(false) if would_hold => None,
             Ok(true) => Some(format!(
-                "{self}, and yet one runs, which holds {}: it keeps its peers until it is restarted",
+                "{self}, and yet one runs, which holds {}: it keeps its peers until it is reloaded or restarted",
                 config.state_dir.display()
             )),
             Ok(false) | Err(_) => {
-                Some(format!("{self}; if one runs, it keeps its peers until it is restarted"))
+                Some(format!("{self}; if one runs, it keeps its peers until it is reloaded or restarted"))
             }
         }
     }

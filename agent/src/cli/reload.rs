@@ -86,7 +86,7 @@ impl Reload {
 }
 
 /// The difference for people: what is in effect, what will be, and what an operator has to do.
-fn shown(changes: &[ShownChange], notes: &[String], dry_run: bool) -> String {
+pub(super) fn shown(changes: &[ShownChange], notes: &[String], dry_run: bool) -> String {
     let mut text = String::new();
     for effect in [Effect::Now, Effect::NextConnection, Effect::Restart] {
         let lines: Vec<String> =

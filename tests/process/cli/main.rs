@@ -11,6 +11,7 @@ mod init;
 mod logs;
 mod manual;
 mod peer;
+mod peer_set;
 mod pipe;
 mod preflight;
 mod qlog;

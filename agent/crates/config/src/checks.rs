@@ -34,6 +34,8 @@ pub(super) struct Checks {
     /// Names of removed peers, and those of them that a forward still names.
     pub(super) removed: Vec<Arc<str>>,
     pub(super) closed: Vec<String>,
+    /// Names of peers of the state file that are in the configuration, too.
+    pub(super) twins: Vec<Arc<str>>,
     /// Names of peers whose files in the directory of peers are wrong.
     pub(super) rejected: Vec<Arc<str>>,
     /// The grants that were read, each with its place, so that a service which is granted twice is noticed.

@@ -91,7 +91,7 @@ impl Shown {
 
     /// Returns the value as the TOML file has it, a text in quotes.
     pub(super) fn toml(&self) -> String {
-        if self.is_text { format!("\"{}\"", self.text) } else { self.text.clone() }
+        if self.is_text { toml::Value::from(&*self.text).to_string() } else { self.text.clone() }
     }
 }
 
@@ -332,7 +332,9 @@ pub(super) fn granted() -> Kind<Vec<usize>> {
 pub(super) fn index_of(name: &Arc<str>, names: &[Arc<str>], section: &str) -> Result<usize, Bad> {
     names.iter().position(|known| known == name).ok_or_else(|| {
         let or_use = if names.is_empty() { "" } else { ", or use " };
-        let remedy = format!("add that [[{section}]]{or_use}{}", names.join(" or "));
+        let meant = crate::section::nearest(name, names.iter().map(|name| &**name));
+        let meant = meant.map(|meant| format!("did you mean {meant:?}? Else ")).unwrap_or_default();
+        let remedy = format!("{meant}add that [[{section}]]{or_use}{}", names.join(" or "));
         bad(format!("no [[{section}]] is named {name:?}"), remedy)
     })
 }

@@ -9,6 +9,8 @@
 //! | where the key is when systemd hands it over | `credential.rs` |
 //! | the secret of the admin server | `token.rs` |
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
+//! | what `culvert peer set` changes there | `change.rs` |
+//! | a peer as a file has it | `export.rs` |
 //! | how repair is written | `repair.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
@@ -35,6 +37,7 @@
 use std::{
     io,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use base::files;
@@ -43,11 +46,13 @@ use net::process;
 
 #[cfg(test)]
 mod access_tests;
+mod change;
 mod checks;
 mod credential;
 pub mod defaults;
 mod descriptors;
 pub mod directory;
+pub mod export;
 #[cfg(test)]
 mod http_tests;
 mod kinds;
@@ -153,6 +158,8 @@ pub struct Config {
     pub directory: Directory,
     /// Names of removed peers that a `[[udp]]` or `[[tcp]]` still names; its port is not opened.
     pub closed: Vec<String>,
+    /// Names of peers of the configuration that stand in the state file, too, where they do not count.
+    pub twins: Vec<Arc<str>>,
     /// What an operator should know, although the agent starts.
     pub notes: Vec<ConfigProblem>,
 }
@@ -257,6 +264,18 @@ impl Config {
     #[must_use]
     pub fn web_names(&self) -> &[String] {
         if self.certificate.is_some() { &self.http.names } else { &[] }
+    }
+
+    /// The file that the peer `name` stands in; `None` if it is in neither the configuration nor the directory of peers.
+    #[must_use]
+    pub fn file_of(&self, name: &str) -> Option<&Path> {
+        let is_it = |peer: &&Peer| peer.origin == PeerOrigin::Config && *peer.name == *name;
+        self.peers.iter().find(is_it)?;
+        let entry = self.directory.files.iter().find(|file| *file.peer == *name);
+        Some(entry.map_or_else(
+            || self.path.as_deref().unwrap_or_else(|| Path::new("the configuration")),
+            |file| &file.path,
+        ))
     }
 
     /// How many workers to start: `transport.workers`, or if that is 0 one per CPU that this process may use.

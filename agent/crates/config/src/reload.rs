@@ -62,20 +62,31 @@ pub struct Plan {
     pub udp_opened: Vec<usize>,
     /// Places in [`Config::tcp`] whose port is to be opened.
     pub tcp_opened: Vec<usize>,
-    /// Names of peers of the configuration that it no longer has.
+    /// Names of peers that neither file has any longer.
     pub removed: Vec<Arc<str>>,
-    /// Peers of the configuration that kept their names and are otherwise different, as they are now.
+    /// Peers that kept their names and are otherwise different, as they are now.
     pub changed: Vec<Peer>,
-    /// Peers that the configuration did not have.
+    /// Peers that neither file had.
     pub added: Vec<Peer>,
     /// What an operator is shown, in the order of the documented sections.
     pub changes: Vec<Change>,
 }
 
-/// Holds `fresh` against the configuration that runs. Peers of the state file are left alone: they are in neither of the
-/// three lists. Indices into services and peers in the plan are those of the plan's configuration.
+/// Holds `fresh` against the configuration that runs. Indices into services and peers in the plan are those of the plan's
+/// configuration.
 #[must_use]
 pub fn plan(running: &Config, fresh: Config) -> Plan {
+    plan_beside(running, &running.peers, fresh)
+}
+
+/// The same where the peers that run are `live`: since the configuration was read, some may have been added or removed.
+///
+/// If the state folder is to be another one, which waits for a restart, peers of the state file are left alone.
+#[must_use]
+pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config) -> Plan {
+    let follows_state = running.state_dir == fresh.state_dir;
+    let live: Vec<&Peer> =
+        live.iter().filter(|peer| follows_state || peer.origin == PeerOrigin::Config).collect();
     let waits = Waits::of(running, &fresh);
     let (mut plan, mut config) = (Plan::default(), fresh);
     // The services come first, because peers and access name them, and are shown later.
@@ -98,7 +109,8 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     changes.section("transport.", &running.transport, &mut config.transport, names, &[]);
     config.access.services = places.of(&config.access.services);
     changes.section("access.", &running.access, &mut config.access, names, &waits.access);
-    config.peers = plan.peers(&mut changes, running, config.peers, &waits, &places, names);
+    let beside = BesidePeers { live: &live, follows_state, waits: &waits.peer, names };
+    config.peers = plan.peers(&mut changes, &beside, config.peers, &places);
     let around = |section, blocked| Around { section, running, peers: &config.peers, blocked };
     (config.udp, plan.udp_opened) =
         changes.forwards(&around("udp", &running.transport.listen), &running.udp, config.udp);
@@ -118,9 +130,30 @@ pub fn plan(running: &Config, fresh: Config) -> Plan {
     changes.section("log.", &running.log, &mut config.log, names, &[]);
     changes.section("limits.", &running.limits, &mut config.limits, names, &[]);
     // Where the text came from, and what is said about it, change nothing.
-    let alike =
-        Config { path: running.path.clone(), notes: running.notes.clone(), ..config.clone() } == *running;
+    let alike = Config {
+        path: running.path.clone(),
+        notes: running.notes.clone(),
+        twins: running.twins.clone(),
+        ..config.clone()
+    } == *running;
     plan.config = (!alike).then_some(config);
+    plan.changes = changes.0;
+    plan
+}
+
+/// What a change of one peer does, which runs as `old` and is to run as `new`, while everything else goes on as it runs.
+#[must_use]
+pub fn plan_peer(running: &Config, old: &Peer, new: Peer) -> Plan {
+    let services: Vec<_> = running.services.iter().map(|service| Arc::clone(&service.name)).collect();
+    let names = Names { services: &services, peers: &[] };
+    let (mut plan, mut changes) = (Plan::default(), Differences::default());
+    let new = plan.peer(&mut changes, old, new, names, &[]);
+    if !plan.changed.is_empty() {
+        let mut config = running.clone();
+        // One that was added while the agent ran is not among them before a reload.
+        config.peers.iter_mut().filter(|peer| peer.name == new.name).for_each(|peer| peer.clone_from(&new));
+        plan.config = Some(config);
+    }
     plan.changes = changes.0;
     plan
 }
@@ -311,21 +344,29 @@ impl Service {
     }
 }
 
+/// What the peers of a new configuration are held against.
+struct BesidePeers<'b> {
+    /// The peers that run.
+    live: &'b [&'b Peer],
+    /// Whether those of the state file are among them.
+    follows_state: bool,
+    /// The keys that wait for a restart.
+    waits: &'b [&'static str],
+    names: Names<'b>,
+}
+
 impl Plan {
-    /// The peers of the new configuration as they run; those of the configuration are sorted into the three lists.
+    /// The peers of the new configuration as they run, sorted into the three lists.
     fn peers(
         &mut self,
         changes: &mut Differences,
-        running: &Config,
+        BesidePeers { live, follows_state, waits, names }: &BesidePeers<'_>,
         fresh: Vec<Peer>,
-        waits: &Waits,
         places: &Places,
-        names: Names<'_>,
     ) -> Vec<Peer> {
-        let configured = |peer: &&Peer| peer.origin == PeerOrigin::Config;
-        let what = |peer: &Peer| format!("peer \"{}\"", peer.name);
-        for old in running.peers.iter().filter(configured) {
-            if !fresh.iter().filter(configured).any(|peer| peer.name == old.name) {
+        let concerned = |peer: &&Peer| *follows_state || peer.origin == PeerOrigin::Config;
+        for old in *live {
+            if !fresh.iter().filter(concerned).any(|peer| peer.name == old.name) {
                 changes.removed(what(old), described(old), Effect::Now);
                 self.removed.push(Arc::clone(&old.name));
             }
@@ -334,38 +375,57 @@ impl Plan {
         let mut peers = Vec::with_capacity(fresh.len());
         for mut peer in fresh {
             peer.services = places.of(&peer.services);
-            let at = format!("{}: ", what(&peer));
-            let old = running.peers.iter().filter(configured).find(|old| old.name == peer.name);
-            match (peer.origin, old) {
-                (PeerOrigin::State, _) => {}
-                (PeerOrigin::Config, Some(old)) => {
-                    changes.section(&at, old, &mut peer, names, &waits.peer);
-                    if peer.preshared_key_files == old.preshared_key_files
-                        && peer.preshared_keys != old.preshared_keys
-                    {
-                        let kind = Kind::Changed("what the file held".to_owned(), "another key".to_owned());
-                        let what = format!("{at}preshared_key_file");
-                        changes.0.push(Change { what, kind, effect: Effect::Now });
-                    }
-                    if peer != *old {
-                        self.changed.push(peer.clone());
-                    }
-                }
-                (PeerOrigin::Config, None) => {
+            let old = live.iter().find(|old| old.name == peer.name);
+            peers.push(match old {
+                _ if !concerned(&&peer) => peer,
+                Some(old) => self.peer(changes, old, peer, *names, waits),
+                None => {
                     added.added(what(&peer), described(&peer), Effect::Now);
                     // It begins without what has to wait.
                     let without = Peer { allowed_ips: Vec::new(), ..peer.clone() };
-                    if !waits.peer.is_empty() {
-                        added.section(&at, &without, &mut peer, names, &waits.peer);
+                    if !waits.is_empty() {
+                        added.section(&format!("{}: ", what(&peer)), &without, &mut peer, *names, waits);
                     }
                     self.added.push(peer.clone());
+                    peer
                 }
-            }
-            peers.push(peer);
+            });
         }
         changes.0.extend(added.0);
         peers
     }
+
+    /// A peer that keeps its name, as it is to run.
+    fn peer(
+        &mut self,
+        changes: &mut Differences,
+        old: &Peer,
+        mut peer: Peer,
+        names: Names<'_>,
+        waits: &[&str],
+    ) -> Peer {
+        let at = format!("{}: ", what(&peer));
+        changes.section(&at, old, &mut peer, names, waits);
+        if peer.preshared_key_files == old.preshared_key_files && peer.preshared_keys != old.preshared_keys {
+            let kind = Kind::Changed("what the file held".to_owned(), "another key".to_owned());
+            let what = format!("{at}preshared_key_file");
+            changes.0.push(Change { what, kind, effect: Effect::Now });
+        }
+        if peer.origin != old.origin {
+            let [from, to] = [old.origin, peer.origin].map(|origin| origin.words().to_owned());
+            let what = format!("{at}file");
+            changes.0.push(Change { what, kind: Kind::Changed(from, to), effect: Effect::Now });
+        }
+        if peer != *old {
+            self.changed.push(peer.clone());
+        }
+        peer
+    }
+}
+
+/// A peer, as an operator calls it.
+fn what(peer: &Peer) -> String {
+    format!("peer \"{}\"", peer.name)
 }
 
 /// Who a peer is, in a line.

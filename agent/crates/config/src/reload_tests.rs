@@ -88,6 +88,64 @@ fn the_same_file_changes_nothing() {
 }
 
 #[test]
+fn peers_of_the_state_file_come_go_and_move_as_those_of_the_configuration_do() {
+    let running = parse(&base());
+    let mut late = running.peers[1].clone();
+    (late.name, late.origin) = ("late".into(), PeerOrigin::State);
+    let live =
+        |more: &[&Peer]| -> Vec<Peer> { running.peers.iter().chain(more.iter().copied()).cloned().collect() };
+    let with = |peer: &Peer| Config { peers: live(&[peer]), ..running.clone() };
+    let beside = |live: &[Peer], fresh: Config| reload::plan_beside(&running, live, fresh);
+
+    // It was added while the agent ran, and the file has it: nothing is different.
+    let known = beside(&live(&[&late]), with(&late));
+    assert_eq!((known.changes, known.changed, known.added), Default::default());
+    let added = beside(&live(&[]), with(&late));
+    assert_eq!((&added.added, added.changes.len()), (&vec![late.clone()], 1));
+    let removed = beside(&live(&[&late]), running.clone());
+    assert_eq!((removed.removed, removed.changes.len()), (vec![Arc::clone(&late.name)], 1));
+    let changed = Peer { priority: Some(7), ..late.clone() };
+    let edited = beside(&live(&[&late]), with(&changed));
+    assert_eq!(lines(&edited), ["+ peer \"late\": priority: 7"]);
+    assert_eq!(edited.changed, vec![changed.clone()]);
+    let moved = Peer { origin: PeerOrigin::Config, ..late.clone() };
+    for (from, to, line) in [
+        (&late, &moved, "peer \"late\": file: the state file → the configuration"),
+        (&moved, &late, "peer \"late\": file: the configuration → the state file"),
+    ] {
+        let plan = beside(&live(&[from]), with(to));
+        assert_eq!((lines(&plan), &plan.changed), (vec![line.to_owned()], &vec![to.clone()]));
+        assert_eq!((plan.removed, plan.added), Default::default());
+    }
+
+    // The file of another folder says nothing of the peers that run.
+    let elsewhere = Config { state_dir: "/elsewhere".into(), ..with(&changed) };
+    let waits = beside(&live(&[]), elsewhere);
+    assert_eq!((waits.removed, waits.changed, waits.added), Default::default());
+    assert_eq!(waits.changes.len(), 1, "identity.state_dir");
+    let elsewhere = Config { state_dir: "/elsewhere".into(), ..running.clone() };
+    assert_eq!(beside(&live(&[&late]), elsewhere).removed, Vec::<Arc<str>>::new());
+}
+
+#[test]
+fn a_change_of_one_peer_leaves_everything_else_as_it_runs() {
+    let running = parse(&base());
+    let (old, mut new) = (&running.peers[1], running.peers[1].clone());
+    assert_eq!(reload::plan_peer(&running, old, old.clone()), Plan::default());
+    (new.priority, new.lanes) = (Some(7), old.lanes + 1);
+    let plan = reload::plan_peer(&running, old, new.clone());
+    assert_eq!(plan.changed, [new.clone()]);
+    assert_eq!(plan.changes.len(), 2, "{:?}", plan.changes);
+    let config = plan.config.unwrap();
+    assert_eq!(config.peers[1], new);
+    assert_eq!(Config { peers: running.peers.clone(), ..config }, running);
+    // One that was added since is in no list of the configuration.
+    let late = Peer { name: "late".into(), ..new };
+    let plan = reload::plan_peer(&running, &late, Peer { weight: Some(2), ..late.clone() });
+    assert_eq!((plan.config, plan.changed.len()), (Some(running), 1));
+}
+
+#[test]
 fn a_service_keeps_its_number_when_others_come_and_go() {
     let text = without(&base(), "name = \"dns\"");
     let text = replaced(&text, "\"dns\", \"ntp\"", "\"ntp\"");

@@ -349,6 +349,7 @@ impl Head<'_> {
             limits,
             directory,
             closed: std::mem::take(&mut checks.closed),
+            twins: std::mem::take(&mut checks.twins),
             notes: Vec::new(),
         };
         Draft { checks, config, key_file: None, previous_key_file: None, token_file, web }

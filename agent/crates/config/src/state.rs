@@ -29,6 +29,8 @@ use crate::{
     spelled::spelled,
 };
 
+pub use crate::change::{KeyValue, PeerChange};
+
 /// The file beside it that is locked while it is changed.
 const LOCK_NAME: &str = "peers.lock";
 
@@ -72,6 +74,9 @@ pub struct NewPeer {
     /// `peer.preshared_key_file`, left out of the JSON as `allowed_ips` is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub preshared_key_file: Vec<String>,
+    /// `peer.rate`, left out of the JSON as `allowed_ips` is.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
 }
 
 /// Why the state file could not be changed.
@@ -94,12 +99,25 @@ pub enum StateError {
         path: PathBuf,
     },
     /// It was changed while the daemon ran.
-    #[error("{}: has a peer of that {}, which the daemon does not know (remedy: restart the daemon, or remove the peer first)", path.display(), what.label())]
+    #[error("{}: has a peer of that {}, which the daemon does not know (remedy: culvert reload, or remove the peer first)", path.display(), what.label())]
     Exists {
         /// The state file that already has such a peer.
         path: PathBuf,
         /// What a peer in the file and the new one have in common.
         what: Taken,
+    },
+    /// The file has no peer of this name, so that nothing of it can be changed.
+    #[error("{}: has no peer {name:?} (remedy: see culvert peer list)", path.display())]
+    NoPeer { path: PathBuf, name: String },
+    /// What is to be taken out of a list is not in it.
+    #[error("{key} of {name:?} has no {value:?} (remedy: it has {has:?})")]
+    NotThere {
+        /// The peer.
+        name: String,
+        /// The key whose value is the list.
+        key: String,
+        value: String,
+        has: Vec<String>,
     },
     /// It is no TOML, so that nothing can be added to it.
     #[error("{}: is not TOML: {cause} (remedy: repair it, or move it away)", path.display())]
@@ -160,10 +178,10 @@ pub fn idle_note(config: &Config, new: &NewPeer) -> Option<&'static str> {
     let is_used = !new.services.is_empty() || !new.endpoints.is_empty();
     match &config.tun {
         Some(_) if !leads_to => Some(
-            "no IP packet passes to it or from it: it has no inner address (remedy: remove it, and add it with --allowed-ip)",
+            "no IP packet passes to it or from it: it has no inner address (remedy: culvert peer set NAME --allowed-ip PREFIX)",
         ),
         None if !is_used && !config.services.is_empty() => {
-            Some("it may use no service (remedy: remove it, and add it with --service)")
+            Some("it may use no service (remedy: culvert peer set NAME --service SERVICE)")
         }
         Some(_) | None => None,
     }
@@ -179,7 +197,20 @@ pub fn check(
     known: &[Peer],
     new: &NewPeer,
 ) -> Result<Peer, ConfigProblems> {
-    let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![new.to_table().into()]))]));
+    check_table(config, own_keys, known, new.to_table())
+}
+
+/// The same for a peer as the state file has it.
+///
+/// # Errors
+/// Everything that is wrong with it.
+pub fn check_table(
+    config: &Config,
+    own_keys: &[PublicKey],
+    known: &[Peer],
+    table: Table,
+) -> Result<Peer, ConfigProblems> {
+    let text = render(&Table::from_iter([("peer".to_owned(), Value::Array(vec![table.into()]))]));
     let mut checks = Checks::default();
     for peer in known {
         checks.pinned_by(peer);
@@ -262,7 +293,23 @@ impl Edit {
     /// # Errors
     /// The file is no TOML, or has a peer of that name, key or prefix, which another process wrote.
     pub fn add(&mut self, new: &NewPeer) -> Result<(), StateError> {
+        let state = self.parse()?;
+        self.put(state, new)
+    }
+
+    /// Puts `new`, which was checked, in the place of the peer of its name, or adds it if there is none.
+    ///
+    /// # Errors
+    /// As those of [`Edit::add`], but for the name.
+    pub fn replace(&mut self, new: &NewPeer) -> Result<(), StateError> {
         let mut state = self.parse()?;
+        if let Some(Value::Array(peers)) = state.get_mut("peer") {
+            peers.retain(|peer| !is_named(peer, &new.name));
+        }
+        self.put(state, new)
+    }
+
+    fn put(&mut self, mut state: Table, new: &NewPeer) -> Result<(), StateError> {
         for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
             let taken = [
                 (Taken::Name, is_named(peer, &new.name)),
@@ -282,6 +329,28 @@ impl Edit {
         }
         self.text = render(&state);
         Ok(())
+    }
+
+    /// Changes a peer of the file; the outcome is to be checked.
+    ///
+    /// # Errors
+    /// The file is no TOML, has no such peer, or a list of the peer has not what is to be taken out.
+    pub fn set(&mut self, change: &PeerChange) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        let peers = state.get_mut("peer").and_then(Value::as_array_mut).into_iter().flatten();
+        let peer = peers.filter(|peer| is_named(peer, &change.name)).find_map(Value::as_table_mut);
+        let no_peer = || StateError::NoPeer { path: self.path.clone(), name: change.name.clone() };
+        change.apply(peer.ok_or_else(no_peer)?)?;
+        self.text = render(&state);
+        Ok(())
+    }
+
+    /// The table of the peer `name`, as it will be written; `None` if there is none.
+    #[must_use]
+    pub fn table(&self, name: &str) -> Option<Table> {
+        let state = self.parse().ok()?;
+        let peers = state.get("peer")?.as_array()?;
+        peers.iter().find(|peer| is_named(peer, name))?.as_table().cloned()
     }
 
     /// Takes out the peer `name`, and says whether it was there; with `named`, its name is kept as that of a removed peer.
@@ -469,12 +538,13 @@ impl Checks {
         let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));
         for table in twins {
             let name = table.text("name");
-            let problem = format!("{name:?} is the same peer as that [[peer]] of the configuration");
-            let remedy = format!(
-                "culvert peer remove {name}, then culvert reload: the connection is made anew, with what the \
-                 configuration says"
+            let problem = format!("{name:?} is also a [[peer]] of the configuration, and that one counts");
+            self.report.note(
+                &table.at,
+                problem,
+                "culvert reload takes it out of this file, and its session goes on",
             );
-            self.report.add(&table.at, problem, remedy);
+            self.twins.push(name.into());
         }
         self.read_peers(others, around, peers);
         self.removed = removed.unwrap_or_default();

@@ -76,12 +76,12 @@ fn peers_of_the_state_file_follow_those_of_the_configuration() {
 }
 
 #[test]
-fn a_peer_that_stands_in_both_files_is_one_finding() {
+fn of_a_peer_that_stands_in_both_files_the_configuration_counts() {
     let twin = format!(
         "[[peer]]\nname = \"exit\"\npublic_key = [\"{OTHER_KEY}\", \"{KEY}\"]\nallowed_ips = [\"10.9.0.2\"]\n\n\
          [[peer]]\nname = \"late\"\npublic_key = \"{KEY_2}\"\nservices = [\"none\"]\n"
     );
-    let (_folder, path) = with_state(&twin);
+    let (folder, path) = with_state(&twin);
     let tunnel = "[tun]\naddress = [\"10.9.0.1/24\"]\n";
     let text = fs::read_to_string(&path).unwrap().replace(
         &format!("public_key = \"{KEY}\"\n"),
@@ -91,9 +91,16 @@ fn a_peer_that_stands_in_both_files_is_one_finding() {
     let Err(LoadError::Problems(refusal)) = Config::load(&path) else { panic!("it is refused") };
     let places: Vec<&str> = refusal.problems.iter().map(|problem| &*problem.key_path).collect();
     // Those after it are checked, and counted as in the file.
-    assert_eq!(places, ["peer[0]", "peer[1].services[0]"], "{refusal}");
-    let remedy = &refusal.problems[0].remedy;
-    assert!(remedy.starts_with("culvert peer remove exit, then culvert reload"), "{remedy}");
+    assert_eq!(places, ["peer[1].services[0]"], "{refusal}");
+
+    fs::write(folder.path().join("state/peers.toml"), twin.replace("[\"none\"]", "[\"dns\"]")).unwrap();
+    let (config, _) = Config::load(&path).unwrap();
+    let names: Vec<_> = config.peers.iter().map(|peer| (&*peer.name, peer.origin)).collect();
+    assert_eq!(names, [("exit", PeerOrigin::Config), ("late", PeerOrigin::State)]);
+    assert_eq!(config.peers[0].public_keys.len(), 1, "what the configuration says counts");
+    assert_eq!(config.twins, ["exit".into()]);
+    let note = config.notes.iter().find(|note| note.key_path == "peer[0]").unwrap();
+    assert!(note.problem.starts_with("\"exit\" is also a [[peer]] of the configuration"), "{note}");
 }
 
 #[test]
@@ -123,11 +130,6 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
     let peer = |name: &str, key: &str| format!("\n[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
     refused(&peer("exit", KEY_2), "3", "peer[0].name: \"exit\" is taken by a [[peer]] of the configuration");
     refused(&peer("b", KEY), "4", "is the same key as peer[0].public_key of the configuration");
-    refused(
-        &peer("exit", KEY),
-        "2",
-        "peer[0]: \"exit\" is the same peer as that [[peer]] of the configuration",
-    );
     refused(&peer("open-door", KEY_2), "3", "peer[0].name: \"open-door\" is kept for peers of open mode");
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");
@@ -333,6 +335,36 @@ fn neither_a_name_nor_a_key_is_written_twice() {
     assert!(key.contains("has a peer of that key"), "{key}");
     edit.add(&new_peer("b", OTHER_KEY)).unwrap();
     edit.add(&new_peer("c", OTHER_KEY)).unwrap_err();
+}
+
+#[test]
+fn a_peer_of_the_file_is_changed_and_replaced_and_what_else_it_has_is_kept() {
+    let text = format!(
+        "[[peer]]\nname = \"a\"\npublic_key = \"{KEY}\"\nquota = 0.25\n\n[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n"
+    );
+    let (folder, _) = with_state(&text);
+    let mut edit = state::Edit::begin(&folder.path().join("state/peers.toml")).unwrap();
+    let rate = state::KeyValue::Text("5Mbit".to_owned());
+    let change = |name: &str| state::PeerChange {
+        name: name.to_owned(),
+        set: [("rate".to_owned(), rate.clone())].into(),
+        ..state::PeerChange::default()
+    };
+    edit.set(&change("a")).unwrap();
+    let a = edit.table("a").unwrap();
+    assert_eq!((a["rate"].as_str(), a["quota"].as_float()), (Some("5Mbit"), Some(0.25)));
+    assert_eq!(edit.table("b").unwrap().len(), 2, "the other one is as it was");
+    let unknown = edit.set(&change("c")).unwrap_err().to_string();
+    assert!(unknown.contains("has no peer \"c\" (remedy: "), "{unknown}");
+
+    let taken = edit.replace(&new_peer("a", KEY_2)).unwrap_err().to_string();
+    assert!(taken.contains("has a peer of that key"), "{taken}");
+    edit.replace(&new_peer("a", OTHER_KEY)).unwrap();
+    let a = edit.table("a").unwrap();
+    assert_eq!((a["public_key"].as_str(), a.len()), (Some(OTHER_KEY), 2), "nothing is left of the old one");
+    edit.commit().unwrap();
+    let written = fs::read_to_string(folder.path().join("state/peers.toml")).unwrap();
+    assert!(written.contains(OTHER_KEY) && written.contains(KEY_2) && !written.contains(KEY), "{written}");
 }
 
 #[test]

@@ -44,6 +44,7 @@ pub mod origin;
 pub mod peer;
 pub mod reach;
 pub mod registry;
+mod registry_error;
 pub mod status;
 pub mod tunnel;
 pub mod worker;

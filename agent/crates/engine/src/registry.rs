@@ -35,6 +35,8 @@ use ipnet::{IpNet, Ipv6Net};
 
 use crate::{hub::Hub, origin::PeerOrigin};
 
+pub use crate::registry_error::RegistryError;
+
 /// How long a peer that broke the protocol has to wait before it may connect again, the first time.
 const PAUSE: Duration = Duration::from_secs(1);
 
@@ -46,43 +48,6 @@ const PAUSE_MEMORY: Duration = Duration::from_secs(60);
 
 /// The number of characters of the key in the name of a peer of open mode.
 const OPEN_NAME_CHARS: usize = 8;
-
-/// Why the list was not changed.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum RegistryError {
-    /// Another peer has this name already.
-    #[error("there is a peer {0:?} already (remedy: another name, or remove that one first)")]
-    NameTaken(Arc<str>),
-    /// Names of this form are given to peers of open mode.
-    #[error("the name {0:?} is kept for peers of open mode (remedy: another name)")]
-    NameReserved(Arc<str>),
-    #[error("peer {0:?} has this public key already (remedy: remove that one first)")]
-    KeyTaken(Arc<str>),
-    /// A peer has this prefix of `allowed_ips`, and one of both does not share it.
-    #[error(
-        "peer {1:?} has the prefix {0} already (remedy: remove that one first, or a longer prefix, or a priority or a weight for \
-         each of the two)"
-    )]
-    PrefixTaken(IpNet, Arc<str>),
-    /// The key is our own public key.
-    #[error("this is our own public key (remedy: write the peer's, as `culvert pubkey` prints it there)")]
-    OwnKey,
-    /// No private key belongs to it.
-    #[error("this is no Ed25519 public key (remedy: write what `culvert pubkey` prints at the peer)")]
-    NoKey,
-    /// The limit on peers is reached.
-    #[error("{0} peers are known, more may not be (remedy: remove some, or a higher limits.peers)")]
-    Full(usize),
-    /// The limit on peers of open mode is reached.
-    #[error("{0} peers of open mode are there, more may not be (remedy: a higher limits.open_peers)")]
-    OpenFull(usize),
-    /// The access mode is not open, so only known peers may connect.
-    #[error("access.mode is not \"open\"")]
-    NotOpen,
-    /// No peer in the peer registry has this name.
-    #[error("there is no peer {0:?} (remedy: see `culvert peer list`)")]
-    Unknown(Arc<str>),
-}
 
 #[derive(Clone, Debug)]
 pub struct Listed {
@@ -278,12 +243,13 @@ impl PeerRegistry {
     /// # Errors
     /// A name, a key or a prefix that exists, keys that cannot be a peer's, too many peers.
     pub fn add(&self, peer: config::Peer, origin: PeerOrigin) -> Result<PeerId, RegistryError> {
-        let slots = &mut lock(&self.list).slots;
+        let List { slots, denied } = &mut *lock(&self.list);
         let known: Vec<&config::Peer> = named(slots).map(|slot| &*slot.peer).collect();
         self.suits(&peer, &known)?;
         if known.len() >= self.rules.load().limits.peers {
             return Err(RegistryError::Full(known.len()));
         }
+        denied.retain(|key| !peer.public_keys.contains(key));
         Ok(self.insert(slots, peer, origin))
     }
 
@@ -304,11 +270,17 @@ impl PeerRegistry {
         Ok(Listed { id: id_of(index), peer, origin })
     }
 
+    /// Keeps a peer out that was removed and that the state file still has, because it could not be written: no reload lets it in
+    /// while the file names its keys.
+    pub fn keep_out(&self, peer: &config::Peer) {
+        lock(&self.list).denied.extend(&peer.public_keys);
+    }
+
     /// Follows the `plan` for a changed configuration, which is `config`: all of it, or nothing. Its peers that were removed while
     /// the agent ran stay denied.
     ///
     /// # Errors
-    /// A peer of the state file is in the way, or there are too many peers; nothing has changed then.
+    /// A peer that runs is in the way, or there are too many peers; nothing has changed then.
     pub fn revise(&self, config: &Config, plan: &Plan) -> Result<(), RegistryError> {
         let list = &mut *lock(&self.list);
         let (wanted, leaving) = self.check(list, config, plan)?;
@@ -332,18 +304,20 @@ impl PeerRegistry {
             }
         }
         // Changed peers first: a new one may have the prefix or the key that another has given up.
-        let (changed, added): (Vec<_>, Vec<_>) = wanted.into_iter().partition(|peer| {
-            named(slots).any(|slot| slot.origin == PeerOrigin::Config && slot.peer.name == peer.name)
-        });
+        let (changed, added): (Vec<_>, Vec<_>) =
+            wanted.into_iter().partition(|peer| named(slots).any(|slot| slot.peer.name == peer.name));
         for peer in changed {
-            let same = |slot: &Slot| slot.is_live() && slot.peer.name == peer.name;
+            let same = |slot: &Slot| {
+                slot.is_live() && slot.origin != PeerOrigin::Open && slot.peer.name == peer.name
+            };
             if let Some(index) = slots.iter().position(same) {
                 self.open_peers_leave(slots, &peer);
                 self.change(slots, index, peer);
             }
         }
         for peer in added {
-            self.insert(slots, peer, PeerOrigin::Config);
+            let origin = peer.origin.into();
+            self.insert(slots, peer, origin);
         }
         denied.retain(|key| config.peers.iter().any(|peer| peer.public_keys.contains(key)));
         Ok(())
@@ -365,11 +339,11 @@ impl PeerRegistry {
         Plan { removed, changed, added, .. }: &Plan,
     ) -> Result<(Vec<config::Peer>, Vec<usize>), RegistryError> {
         let is_denied = |peer: &&config::Peer| peer.public_keys.iter().any(|key| denied.contains(key));
-        let (kept_out, wanted): (Vec<_>, Vec<_>) = changed.iter().chain(added).partition(is_denied);
+        let wanted: Vec<_> = changed.iter().chain(added).filter(|peer| !is_denied(peer)).collect();
         let replaced = |slot: &Slot| {
             let name = &slot.peer.name;
-            slot.origin == PeerOrigin::Config
-                && (removed.contains(name) || wanted.iter().chain(&kept_out).any(|peer| peer.name == *name))
+            slot.origin != PeerOrigin::Open
+                && (removed.contains(name) || changed.iter().any(|peer| peer.name == *name))
         };
         let mut known: Vec<&config::Peer> =
             named(slots).filter(|slot| !replaced(slot)).map(|slot| &*slot.peer).collect();
@@ -512,7 +486,12 @@ impl PeerRegistry {
     /// Changes a peer: tells the workers, then accepts its new keys instead of the old ones.
     fn change(&self, slots: &mut [Slot], index: usize, peer: config::Peer) {
         let Some(slot) = slots.get_mut(index) else { return };
-        *slot = Slot::live(peer, slot.origin);
+        let origin = match slot.origin {
+            PeerOrigin::Open => PeerOrigin::Open,
+            // It may have moved from one file to the other.
+            PeerOrigin::Config | PeerOrigin::State => peer.origin.into(),
+        };
+        *slot = Slot::live(peer, origin);
         if let Some(hub) = self.hub.get() {
             hub.change_peer(id_of(index), &slot.peer);
         }

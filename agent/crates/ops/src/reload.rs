@@ -5,18 +5,22 @@
 //!   └──────── an error up to here changes nothing ────────┘
 //! ```
 
-use std::sync::{Arc, PoisonError};
+use std::{
+    path::Path,
+    sync::{Arc, PoisonError},
+};
 
 use base::{
     fault::{self, Fault},
     panics::Critical,
 };
 use config::{
-    Config, PeerOrigin,
-    reload::{Change, Effect, Kind, Plan, plan},
+    self, Config,
+    reload::{Change, Effect, Kind, Plan, plan_beside, plan_peer},
+    state::{self, Edit},
 };
 use dataplane::sockets::more_ports;
-use engine::{follow::follow, tunnel};
+use engine::{follow::follow, registry::RegistryError, tunnel};
 use net::ports::{self, PortError, Ports};
 
 use crate::{control_socket::Reloaded, descriptors, log, metrics, operator::Running};
@@ -64,9 +68,10 @@ impl Running {
                 fresh.identity_key_file.display()
             ));
         }
-        let configured = fresh.peers.iter().filter(|peer| peer.origin == PeerOrigin::Config);
-        let kept_out = self.registry.kept_out(configured);
-        let mut plan = plan(&running, fresh);
+        let kept_out = self.registry.kept_out(&fresh.peers);
+        let twins = fresh.twins.clone();
+        let state_file = fresh.state_dir.join(state::FILE_NAME);
+        let mut plan = plan_beside(&running, &self.live_peers(), fresh);
         // What is said of a peer that is kept out has no effect.
         plan.changes.retain(|change| {
             let of = |name: &Arc<str>| change.what.starts_with(&format!("peer \"{name}\""));
@@ -75,10 +80,46 @@ impl Running {
         notes.extend(kept_out.iter().map(|name| {
             format!(
                 "{name:?} stays shut out until the next start: it was removed with culvert peer (remedy: take its [[peer]] out \
-                 of the configuration and reload, or restart the daemon to let it in again)"
+                 of its file and reload, or restart the daemon to let it in again)"
             )
         }));
-        let Some(config) = plan.config.take() else { return Ok(Reloaded { changes: plan.changes, notes }) };
+        let changes = self.follow_plan(&running, plan, dry_run)?;
+        if !dry_run {
+            notes.extend(twins.iter().map(|name| leave_to_configuration(&state_file, name)));
+        }
+        Ok(Reloaded { changes, notes })
+    }
+
+    /// Changes a peer of the state file as a reload would, while everything else goes on as it runs; with `dry_run`, only says what
+    /// that would do. The caller holds the lock of changes.
+    ///
+    /// # Errors
+    /// Why it cannot be; nothing has changed then.
+    pub(crate) fn change_peer(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, ReloadError> {
+        let running = self.config.load_full();
+        let live = self.live_peers();
+        let Some(old) = live.iter().find(|old| old.name == peer.name) else {
+            return Err(RegistryError::Unknown(peer.name).into());
+        };
+        self.follow_plan(&running, plan_peer(&running, old, peer), dry_run)
+    }
+
+    /// The peers of both files that run.
+    fn live_peers(&self) -> Vec<config::Peer> {
+        let listed = self.registry.list().into_iter();
+        let of_files = listed.filter(|listed| listed.origin != engine::origin::PeerOrigin::Open);
+        of_files.map(|listed| config::Peer::clone(&listed.peer)).collect()
+    }
+
+    /// Follows `plan`; with `dry_run`, only says whether that can be done.
+    fn follow_plan(
+        &self,
+        running: &Config,
+        mut plan: Plan,
+        dry_run: bool,
+    ) -> Result<Vec<Change>, ReloadError> {
+        let changes = std::mem::take(&mut plan.changes);
+        let Some(config) = plan.config.take() else { return Ok(changes) };
         if let Some(tun) = &config.tun {
             for peer in plan.changed.iter().chain(&plan.added) {
                 tunnel::routes_are_free(tun, &peer.allowed_ips)?;
@@ -87,9 +128,8 @@ impl Running {
         let shares = self.open(&config, &plan)?;
         if dry_run {
             self.registry.would_take(&config, &plan)?;
-            return Ok(Reloaded { changes: plan.changes, notes });
+            return Ok(changes);
         }
-        let changes = std::mem::take(&mut plan.changes);
         let _whole = Critical::begin();
         let config = follow(config, &plan, &self.registry, &self.hub, shares)?;
         if config.descriptors() > running.descriptors() {
@@ -99,7 +139,7 @@ impl Running {
         }
         log::set_level(config.log.level);
         self.config.store(config);
-        Ok(Reloaded { changes, notes })
+        Ok(changes)
     }
 
     /// Opens the ports that are new: a share for each worker.
@@ -112,6 +152,23 @@ impl Running {
             };
             ReloadError::Port { address: failed.address, what, error: failed.error }
         })
+    }
+}
+
+/// Takes a peer out of the state file that the configuration has taken over; says so, or why not.
+fn leave_to_configuration(state_file: &Path, name: &str) -> String {
+    let edited = Edit::begin(state_file).and_then(|mut edit| {
+        edit.remove(name, false)?;
+        edit.commit()
+    });
+    match edited {
+        Ok(()) => format!(
+            "{name:?} is a peer of the configuration alone now: it was taken out of {}",
+            state_file.display()
+        ),
+        Err(error) => format!(
+            "{name:?} is a peer of the configuration, and still in the state file, where it does not count: {error}"
+        ),
     }
 }
 

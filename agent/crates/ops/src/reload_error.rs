@@ -23,8 +23,8 @@ pub enum ReloadError {
         what: &'static str,
         error: std::io::Error,
     },
-    /// A peer that was added while the agent ran is in the way.
-    #[error("a peer that was added with culvert peer is in the way, see culvert peer list: {0}")]
+    /// A peer that runs is in the way.
+    #[error("a peer is in the way, see culvert peer list: {0}")]
     PeerRegistry(#[from] RegistryError),
 }
 

@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | who is asked, and what is done in which order | this one: [`Peers`], [`RequestHandler`] |
+//! | how a peer of the state file is changed or replaced, and shown as a file has it | `peer_changes.rs` |
 //! | how the socket is made, and how connections are bounded | `listener.rs` |
 //! | requests and answers, as lines of JSON | `protocol.rs` |
 //! | what `culvert status` shows | `status/` |
@@ -13,7 +14,7 @@
 
 use std::{
     error::Error,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, MutexGuard},
     time::Duration,
 };
 
@@ -21,6 +22,7 @@ use crate::reload_error::ReloadError;
 
 pub mod client;
 mod listener;
+pub mod peer_changes;
 pub mod protocol;
 #[cfg(test)]
 mod reload_tests;
@@ -56,11 +58,24 @@ pub trait Peers: Send + Sync {
     /// Why it is not let in; nothing has changed then.
     fn add(&self, peer: config::Peer) -> Result<(), Refused>;
 
+    /// Changes a peer of the state file in place, as a reload would; it was checked against the others of [`Peers::list`]. With
+    /// `dry_run` it only says what that would do.
+    ///
+    /// # Errors
+    /// Why it cannot be changed; nothing has changed then.
+    fn change(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, Refused>;
+
     /// Ends the connections of a peer and never lets its keys in again.
     ///
     /// # Errors
     /// Why it is still there.
     fn remove(&self, name: &str) -> Result<(), Refused>;
+
+    /// Keeps out a removed peer that is still in the state file: no reload lets it in.
+    fn keep_out(&self, peer: &config::Peer);
+
+    /// Holds off reloads and other changes of peers until it is dropped.
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()>;
 
     /// Returns what the agent is doing, as far as `scope` asks for it.
     fn status(&self, scope: &Scope) -> Status;
@@ -100,7 +115,6 @@ pub struct Reloaded {
 
 /// Answers requests: those that change peers one after the other.
 pub struct RequestHandler {
-    changing: Mutex<()>,
     own_key: PublicKey,
     program: &'static str,
     peers: Arc<dyn Peers>,
@@ -110,7 +124,7 @@ impl RequestHandler {
     /// Of the daemon of this `program` (what `culvert --version` says) that runs under `own_key`.
     #[must_use]
     pub fn new(own_key: PublicKey, program: &'static str, peers: Arc<dyn Peers>) -> Self {
-        Self { changing: Mutex::default(), own_key, program, peers }
+        Self { own_key, program, peers }
     }
 
     /// The answer to one line, without its end.
@@ -125,6 +139,9 @@ impl RequestHandler {
         match Request::from_line(line).map_err(wrong)? {
             Request::PeerList {} => Ok(self.list()),
             Request::PeerAdd(new) => self.add(&new),
+            Request::PeerReplace(new) => self.replace(&new),
+            Request::PeerSet(change) => self.set(&change),
+            Request::PeerExport { name } => self.export(name.as_deref()),
             Request::PeerRemove { name } => self.remove(&name),
             Request::Reload { dry_run } => self.reload(dry_run),
             Request::Drain { within_seconds } => {
@@ -151,11 +168,6 @@ impl RequestHandler {
         }
     }
 
-    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
-        // It guards no state: the registry and the file are each whole after a panic of a request.
-        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     fn list(&self) -> Answer {
         let peers = self.peers.list();
         let config = self.peers.config();
@@ -166,7 +178,7 @@ impl RequestHandler {
     /// The peer is let in before it is written, so that a refusal leaves no trace; what can fail without being
     /// effective is tried first.
     fn add(&self, new: &state::NewPeer) -> Result<Answer, Answer> {
-        let _one_at_a_time = self.one_at_a_time();
+        let _one_at_a_time = self.peers.one_at_a_time();
         let config = self.peers.config();
         // A peer of open mode makes way for one that is added with its key.
         let known = self.peers.list().into_iter().filter(|listed| listed.origin != PeerOrigin::Open);
@@ -190,7 +202,7 @@ impl RequestHandler {
         tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
         edit.commit().map_err(|error| {
             tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
-            failed(format!("the peer is let in, but not kept: a restart ends that: {error}"))
+            failed(format!("the peer is let in, but not kept: a restart or a reload ends that: {error}"))
         })?;
         let was_closed = config.closed.iter().any(|closed| **closed == *name);
         let idle = state::idle_note(&config, new).map(str::to_owned);
@@ -199,7 +211,7 @@ impl RequestHandler {
 
     /// The peer goes before the file is written: a full disk must not keep a stolen key alive.
     fn remove(&self, name: &str) -> Result<Answer, Answer> {
-        let _one_at_a_time = self.one_at_a_time();
+        let _one_at_a_time = self.peers.one_at_a_time();
         let known = self.peers.list().into_iter().find(|listed| *listed.peer.name == *name);
         if known.is_some() {
             self.peers.remove(name).map_err(failed)?;
@@ -225,7 +237,8 @@ impl RequestHandler {
             }
             (_, Ok(_)) => Ok(Answer::Done { note: joined([named.then(|| still_named(name)), as_guest]) }),
             (None, Err(error)) => Err(failed(error)),
-            (Some(_), Err(error)) => {
+            (Some(known), Err(error)) => {
+                self.peers.keep_out(&known.peer);
                 tracing::warn!(peer = name, %error, "the peer that was removed is still in the state file");
                 Err(failed(format!(
                     "the peer is shut out, but still in the state file: a restart lets it in again: {error}"

@@ -6,7 +6,7 @@
 use config::{
     self, Config,
     reload::{Change, Kind},
-    state::NewPeer,
+    state::{NewPeer, PeerChange},
 };
 use engine::origin::PeerOrigin;
 use serde::{Deserialize, Serialize};
@@ -31,6 +31,16 @@ pub enum Request {
     PeerList {},
     /// Let a peer in, and keep it in the state file.
     PeerAdd(NewPeer),
+    /// Put a peer in the place of the one of its name in the state file, or let it in if there is none.
+    PeerReplace(NewPeer),
+    /// Change a peer of the state file.
+    PeerSet(PeerChange),
+    /// Say what a file would say of a peer of the files, or of all.
+    PeerExport {
+        /// Which peer; `None`: all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+    },
     /// Shut a peer out, and take it out of the state file.
     PeerRemove { name: String },
     /// Read the configuration again and follow it.
@@ -115,9 +125,14 @@ pub enum Answer {
         /// In the order in which they came.
         peers: Vec<ListedPeer>,
     },
+    /// The peers as a file has them.
+    Exported {
+        /// A `[[peer]]` for each, as TOML.
+        text: String,
+    },
     /// The daemon says what the agent is doing.
     Status { status: Box<Status> },
-    /// The daemon has read the configuration again.
+    /// The daemon has read the configuration again, or has changed a peer.
     Reloaded {
         /// What changed, or would change, in the order of the documented sections.
         changes: Vec<ShownChange>,

@@ -21,6 +21,7 @@ struct Reloading {
     /// What is refused before the file is looked at.
     broken: bool,
     captures: Captures,
+    changing: Mutex<()>,
 }
 
 impl Reloading {
@@ -29,7 +30,7 @@ impl Reloading {
         let config = Config::parse(file, folder.path()).unwrap();
         let captures = tests::no_captures(&config);
         let (config, file) = (Mutex::new(Arc::new(config)), Mutex::new(file.to_owned()));
-        Arc::new(Self { folder, config, file, broken, captures })
+        Arc::new(Self { folder, config, file, broken, captures, changing: Mutex::default() })
     }
 
     fn write(&self, file: &str) {
@@ -49,6 +50,16 @@ impl Peers for Reloading {
 
     fn remove(&self, _: &str) -> Result<(), Refused> {
         Ok(())
+    }
+
+    fn change(&self, _: config::Peer, _: bool) -> Result<Vec<Change>, Refused> {
+        Ok(Vec::new())
+    }
+
+    fn keep_out(&self, _: &config::Peer) {}
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn drain(&self, _: Duration) -> Result<(), Refused> {

@@ -27,6 +27,9 @@ use crate::{
     qlog::Order,
 };
 
+#[path = "peer_changes_tests.rs"]
+mod peer_changes;
+
 /// What this command calls itself.
 const OURS: &str = "1.3.0 (ours)";
 
@@ -43,6 +46,7 @@ struct Fake {
     peers: Mutex<Vec<config::Peer>>,
     refuses: bool,
     captures: Captures,
+    changing: Mutex<()>,
 }
 
 impl Peers for Fake {
@@ -66,6 +70,25 @@ impl Peers for Fake {
     fn remove(&self, name: &str) -> Result<(), Refused> {
         self.peers.lock().unwrap_or_else(PoisonError::into_inner).retain(|peer| *peer.name != *name);
         Ok(())
+    }
+
+    fn change(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, Refused> {
+        if self.refuses {
+            return Err("there is no room".into());
+        }
+        let mut peers = self.peers.lock().unwrap_or_else(PoisonError::into_inner);
+        let old = peers.iter_mut().find(|old| old.name == peer.name).ok_or("nobody has that name")?;
+        let changes = config::reload::plan_peer(&self.config, old, peer.clone()).changes;
+        if !dry_run {
+            *old = peer;
+        }
+        Ok(changes)
+    }
+
+    fn keep_out(&self, _: &config::Peer) {}
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.changing.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn config(&self) -> Arc<Config> {
@@ -125,15 +148,23 @@ impl Case {
         let config = Arc::new(Config::parse(&text, folder.path()).unwrap());
         let peers = Mutex::new(config.peers.clone());
         let captures = no_captures(&config);
-        Self { folder, peers: Arc::new(Fake { config, peers, refuses, captures }) }
+        Self {
+            folder,
+            peers: Arc::new(Fake { config, peers, refuses, captures, changing: Mutex::default() }),
+        }
     }
 
     fn set_config(&mut self, config: Config) {
         let peers =
             Mutex::new(self.peers.list().iter().map(|listed| config::Peer::clone(&listed.peer)).collect());
         let captures = no_captures(&config);
-        self.peers =
-            Arc::new(Fake { config: Arc::new(config), peers, refuses: self.peers.refuses, captures });
+        self.peers = Arc::new(Fake {
+            config: Arc::new(config),
+            peers,
+            refuses: self.peers.refuses,
+            captures,
+            changing: Mutex::default(),
+        });
     }
 
     fn handler(&self) -> RequestHandler {
@@ -152,7 +183,7 @@ impl Case {
 
 /// The answer to a peer without an inner address.
 fn idle() -> Answer {
-    let note = "no IP packet passes to it or from it: it has no inner address (remedy: remove it, and add it with --allowed-ip)";
+    let note = "no IP packet passes to it or from it: it has no inner address (remedy: culvert peer set NAME --allowed-ip PREFIX)";
     Answer::Done { note: Some(note.to_owned()) }
 }
 

@@ -7,13 +7,13 @@
 //! | reading the configuration again | `reload.rs`, beside this folder |
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::{Duration, Instant},
 };
 
 use arc_swap::ArcSwap;
 use base::clock::Clock;
-use config::{self, Config};
+use config::{self, Config, reload::Change};
 use engine::{
     health::Health,
     hub::Hub,
@@ -55,7 +55,7 @@ pub struct Running {
     pub captures: Captures,
     /// The hub through which the workers are told.
     pub hub: Arc<Hub>,
-    /// The lock that a reload holds, so that only one runs at a time.
+    /// The lock that reloads and changes of peers hold: each of them reads what the one before has written.
     pub reloading: Mutex<()>,
     /// Whether the daemon is alive and ready; a drain ends that.
     pub health: Arc<Health>,
@@ -77,9 +77,21 @@ impl Peers for Running {
         Ok(())
     }
 
+    fn change(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, Refused> {
+        Ok(self.change_peer(peer, dry_run)?)
+    }
+
     fn remove(&self, name: &str) -> Result<(), Refused> {
         self.registry.remove(name)?;
         Ok(())
+    }
+
+    fn keep_out(&self, peer: &config::Peer) {
+        self.registry.keep_out(peer);
+    }
+
+    fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
+        self.reloading.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn config(&self) -> Arc<Config> {

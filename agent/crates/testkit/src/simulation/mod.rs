@@ -23,8 +23,8 @@ use base::clock::{Clock, ManualClock};
 pub use books::{DirectionBooks, PeerBooks, RepairBooks, WorkerBooks};
 use bottleneck::{Bottleneck, Counts, Parameters};
 use config::{
-    Config,
-    reload::{Change, plan},
+    Config, Peer,
+    reload::{Change, Plan, plan, plan_peer},
 };
 use dataplane::forward::learned::LearnedRoutes;
 use engine::{
@@ -329,9 +329,40 @@ impl World {
 
     /// Has an agent follow another configuration; returns what changed. Its workers do so with their next turns.
     pub fn reload(&mut self, place: usize, toml: &str) -> Result<Vec<Change>, RegistryError> {
-        let config = self.read(toml);
+        self.reload_with(place, toml, |_| ())
+    }
+
+    /// The same after `change` of the configuration that `toml` says.
+    pub fn reload_with(
+        &mut self,
+        place: usize,
+        toml: &str,
+        change: impl FnOnce(&mut Config),
+    ) -> Result<Vec<Change>, RegistryError> {
+        let mut config = self.read(toml);
+        change(&mut config);
+        let plan = plan(&self.agent(place).config, config);
+        self.follow(place, plan)
+    }
+
+    /// Has an agent change one of its peers while everything else goes on as it runs; returns what changed.
+    pub fn change_peer(
+        &mut self,
+        place: usize,
+        name: &str,
+        change: impl FnOnce(&mut Peer),
+    ) -> Result<Vec<Change>, RegistryError> {
         let agent = self.agent(place);
-        let mut plan = plan(&agent.config, config);
+        let listed = agent.registry.list().into_iter().find(|listed| *listed.peer.name == *name);
+        let old = listed.ok_or_else(|| RegistryError::Unknown(name.into()))?.peer;
+        let mut new = Peer::clone(&old);
+        change(&mut new);
+        let plan = plan_peer(&agent.config, &old, new);
+        self.follow(place, plan)
+    }
+
+    fn follow(&mut self, place: usize, mut plan: Plan) -> Result<Vec<Change>, RegistryError> {
+        let agent = self.agent(place);
         let changes = std::mem::take(&mut plan.changes);
         if let Some(config) = plan.config.take() {
             let config = follow(config, &plan, &agent.registry, &agent.hub, Vec::new())?;

@@ -151,6 +151,61 @@ fn services_and_ports_come_and_go_beside_a_flow_that_nothing_disturbs() {
 }
 
 #[test]
+fn a_change_of_a_peer_disturbs_no_flow_and_no_session() {
+    for (workers, seed) in [1, 2, 3].into_iter().zip(4140..) {
+        let mut case = Case::new(seed, workers);
+        let exit = case.pair.exit;
+        case.reload_exit(&Exit { other: true, ..Exit::new() });
+        case.reload_entry(&forward_to("other"));
+        case.run(50);
+        assert!(!case.ask(2000, INGRESS_2), "not granted yet");
+        let mut set = |case: &mut Case, change: fn(&mut config::Peer)| {
+            let changes = case.pair.world.change_peer(exit, "entry", change).unwrap();
+            assert_eq!(changes.len(), 1, "{changes:?}");
+            case.run(30);
+        };
+        set(&mut case, |peer| peer.services = vec![0, 1]);
+        assert!(case.ask(2001, INGRESS_2), "{workers} workers: granted without a new connection");
+        set(&mut case, |peer| peer.rate = Some(config::Rate::Fixed(50_000_000)));
+        set(&mut case, |peer| peer.queue.packets = 4_000);
+        set(&mut case, |peer| peer.rate = None);
+        set(&mut case, |peer| peer.services = vec![0]);
+        assert!(!case.ask(2001, INGRESS_2), "no longer granted");
+        case.assert_undisturbed();
+    }
+}
+
+#[test]
+fn a_peer_that_moves_from_one_file_to_the_other_keeps_its_session() {
+    for (workers, seed) in [1, 3].into_iter().zip(4150..) {
+        let mut case = Case::new(seed, workers);
+        let (exit, toml) = (case.pair.exit, Exit::new().toml(&case.pair.entry_key));
+        case.run(50);
+        for (to, origin) in
+            [(config::PeerOrigin::State, PeerOrigin::State), (config::PeerOrigin::Config, PeerOrigin::Config)]
+        {
+            let moved =
+                case.pair.world.reload_with(exit, &toml, |config| config.peers[0].origin = to).unwrap();
+            assert_eq!(moved.len(), 1, "{moved:?}");
+            case.run(1_100);
+            assert_eq!(case.pair.world.agent(exit).registry.list()[0].origin, origin);
+            assert_eq!(case.pair.world.peer(exit).origin, origin, "as its workers publish it");
+        }
+        case.assert_undisturbed();
+
+        // What the state file no longer has is shut out like a peer of the configuration.
+        case.pair
+            .world
+            .reload_with(exit, &toml, |config| config.peers[0].origin = config::PeerOrigin::State)
+            .unwrap();
+        let nobody = toml.split("[[peer]]").next().unwrap().to_owned();
+        case.pair.world.reload(exit, &nobody).unwrap();
+        case.pair.run_served(Duration::from_secs(1));
+        assert!(!case.pair.world.peer(case.pair.entry).connected());
+    }
+}
+
+#[test]
 fn a_port_that_leads_elsewhere_keeps_its_socket_and_its_clients() {
     let mut case = Case::new(4010, 2);
     case.reload_exit(&Exit { other: true, granted: r#""echo", "other""#, ..Exit::new() });

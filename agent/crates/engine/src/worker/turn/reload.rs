@@ -16,6 +16,7 @@ use wire::messages::CloseReason;
 
 use crate::{
     hub::NewConfig,
+    origin::PeerOrigin,
     worker::{
         context::{
             Context,
@@ -48,7 +49,7 @@ impl Worker {
             tun: _,
             // Of the daemon around the workers.
             path: _, identity_key_file: _, identity_previous_key_file: _, state_dir: _, admin: _, control: _, log: _, directory: _,
-            closed: _, notes: _,
+            closed: _, twins: _, notes: _,
         } = &*config;
         #[rustfmt::skip]
         let Limits {
@@ -107,10 +108,13 @@ impl Worker {
             // In `limit_of`; the peer is told of some (`Conn::follow`).
             rate: _, rate_min: _, rate_max: _, rate_receive: _,
             // Bounds of the relay, or read where they are used.
-            name: _, origin: _, preshared_key_files: _, keepalive: _, drop: _, quota: _, queue: _, aqm: _, dscp: _,
+            name: _, origin, preshared_key_files: _, keepalive: _, drop: _, quota: _, queue: _, aqm: _, dscp: _,
             // At the next connection.
             lanes: _, profile: _, congestion: _, thin: _,
         } = &*wanted;
+        if peer.origin != PeerOrigin::Open {
+            peer.origin = (*origin).into();
+        }
         peer.data.relay.set_bounds(&wanted, &cx.config.limits);
         peer.data.allowances.set(&cx.config.limits);
         if old.public_keys != *public_keys {

@@ -1,4 +1,13 @@
 //! `culvert peer`
+//!
+//! | question | file |
+//! |---|---|
+//! | listing, adding, removing | this one |
+//! | changing one that is there | `set.rs` |
+//! | printing its `[[peer]]` | `export.rs` |
+
+mod export;
+mod set;
 
 use std::path::{Path, PathBuf};
 
@@ -10,7 +19,7 @@ use config::{
 };
 use gate::identity::{Endpoint, Identity, PublicKey, ShareLink};
 use ops::control_socket::{
-    self, AS_GUEST,
+    self, AS_GUEST, peer_changes,
     protocol::{Answer, ListedPeer, Request, VERSION},
     status::{rows, table},
 };
@@ -22,7 +31,7 @@ use super::{
 };
 use crate::out;
 
-/// List, add and remove peers, effective at once if the daemon runs
+/// List, add, change and remove peers, effective at once if the daemon runs
 #[derive(Debug, Args)]
 pub(super) struct Peer {
     #[command(subcommand)]
@@ -33,6 +42,8 @@ pub(super) struct Peer {
 enum Command {
     List(List),
     Add(Add),
+    Set(set::Set),
+    Export(export::Export),
     Remove(Remove),
 }
 
@@ -79,6 +90,12 @@ struct Add {
     /// Where to dial it, besides the address of its link; may be repeated
     #[arg(long = "endpoint", value_name = "HOST:PORT")]
     endpoints: Vec<String>,
+    /// The limit on what we send to it, as in 20Mbit, or auto
+    #[arg(long, value_name = "RATE")]
+    rate: Option<String>,
+    /// Take the place of the peer of this name, with what is given here alone; its session goes on unless the key is another one
+    #[arg(long)]
+    replace: bool,
     #[command(flatten)]
     reach: Reach,
     /// Say what was done as a JSON object
@@ -109,6 +126,8 @@ impl Peer {
         match self.command {
             Command::List(command) => command.execute(),
             Command::Add(command) => command.execute(),
+            Command::Set(command) => command.execute(),
+            Command::Export(command) => command.execute(),
             Command::Remove(command) => command.execute(),
         }
     }
@@ -157,11 +176,22 @@ fn joined(list: &[String]) -> String {
 impl Add {
     fn execute(self) -> Result<(), Failure> {
         let new = self.new_peer()?;
-        match self.reach.ask(&Request::PeerAdd(new.clone()))? {
+        let request =
+            if self.replace { Request::PeerReplace(new.clone()) } else { Request::PeerAdd(new.clone()) };
+        match self.reach.ask(&request)? {
             Reached::Answer(Answer::Done { note }) => {
                 said("added", &new.name, None, note.as_deref(), self.json)
             }
+            Reached::Answer(Answer::Reloaded { changes, notes }) if self.replace => {
+                set::changed("replaced", &new.name, &changes, &notes, self.json)
+            }
             Reached::Answer(_) => Err(unexpected()),
+            Reached::Offline(offline) if self.replace => {
+                let config = change_offline(&offline.file, &new.name, |edit| edit.replace(&new))?;
+                let idle = state::idle_note(&config, &new).map(str::to_owned);
+                let note = offline.caution(&config).or(idle);
+                said("replaced", &new.name, Some(&offline), note.as_deref(), self.json)
+            }
             Reached::Offline(offline) => {
                 let config = add_offline(&offline.file, &new)?;
                 let idle = state::idle_note(&config, &new).map(str::to_owned);
@@ -195,13 +225,14 @@ impl Add {
             address: self.addresses.clone(),
             priority: self.priority,
             weight: self.weight,
+            rate: self.rate.clone(),
             preshared_key_file: self.preshared_key_files.iter().map(absolute).collect::<Result<_, _>>()?,
         })
     }
 }
 
 /// The path of a file as the daemon, which runs in another folder, finds it.
-fn absolute(file: &PathBuf) -> Result<String, Failure> {
+pub(super) fn absolute(file: &PathBuf) -> Result<String, Failure> {
     let path = std::path::absolute(file).map_err(|error| anyhow!("{}: {error}", file.display()))?;
     path.into_os_string().into_string().map_err(|path| {
         Failure::Input(format!("{} is not UTF-8 (remedy: choose another path)", path.display()))
@@ -220,7 +251,7 @@ impl Remove {
                 let caution = offline.caution(&config).filter(|_| !self.offline);
                 said("removed", &self.name, Some(&offline), note.as_deref(), self.json)?;
                 caution.map_or(Ok(()), |caution| {
-                    let remedy = "restart the daemon, or say --offline if none runs";
+                    let remedy = "culvert reload, or restart the daemon, or say --offline if none runs";
                     Err(Failure::Runtime(anyhow!("{caution} (remedy: {remedy})")))
                 })
             }
@@ -259,6 +290,27 @@ fn add_offline(file: &Path, new: &NewPeer) -> Result<Config, Failure> {
     state::check(&config, &identity.public_keys(), &config.peers, new)
         .map_err(|problems| Failure::Input(problems.to_string()))?;
     edit.add(new)?;
+    edit.commit()?;
+    Ok(config)
+}
+
+/// Changes the peer `name` in the state file of the configuration at `file`, if the agent would start with the outcome.
+fn change_offline(
+    file: &Path,
+    name: &str,
+    change: impl FnOnce(&mut Edit) -> Result<(), state::StateError>,
+) -> Result<Config, Failure> {
+    let mut outcome = Ok(());
+    let edited = edit(file, |edit| {
+        outcome = change(edit);
+        Ok(edit.text().to_owned())
+    });
+    let before = Config::load(file).ok();
+    if let Some(refusal) = before.and_then(|(config, _)| peer_changes::of_a_file(&config, name)) {
+        return Err(Failure::Input(refusal));
+    }
+    let (edit, config, _) = edited?;
+    outcome.map_err(|error| Failure::Input(error.to_string()))?;
     edit.commit()?;
     Ok(config)
 }
