@@ -164,11 +164,7 @@ impl Daemon {
             since: now,
             clock: Arc::new(SystemClock),
         });
-        if let Some(page) = admin.as_ref().and_then(|admin| admin.page.as_ref()) {
-            // The page is new, so nothing is there yet.
-            let figures = StatusPage::new(Arc::clone(&running) as _, Arc::clone(&health));
-            let _first = page.set(Arc::new(figures)).is_ok();
-        }
+        show_page(admin.as_ref(), &running, &health);
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
@@ -385,6 +381,15 @@ fn open_interfaces(config: &Config) -> Option<Arc<Interfaces>> {
             tracing::info!(%error, "the kernel does not tell its routes: packets are searched up to 1472 bytes");
             None
         }
+    }
+}
+
+/// Gives the status page, if it is served, what it shows.
+fn show_page(admin: Option<&AdminThread>, running: &Arc<Running>, health: &Arc<Health>) {
+    if let Some(page) = admin.and_then(|admin| admin.page.as_ref()) {
+        // The page is new, so nothing is there yet.
+        let figures = StatusPage::new(Arc::clone(running) as _, Arc::clone(health));
+        let _first = page.set(Arc::new(figures)).is_ok();
     }
 }
 

@@ -56,6 +56,7 @@ impl Agent {
             hub: Hub::new(workers, config.peers.len(), now),
             metrics: Publisher::new(0, health, Arc::clone(&snapshots)),
             config: Arc::clone(&config),
+            site: None,
             tun: None,
         };
         Self { worker: Worker::new(setup, now).unwrap(), script, snapshots, clock: clock.clone() }
