@@ -474,6 +474,13 @@ impl SendBatch {
         self.tail = end;
     }
 
+    /// Lets no other datagram join the last message.
+    pub fn end_message(&mut self) {
+        if let Some(last) = self.messages.last_mut() {
+            last.closed = true;
+        }
+    }
+
     /// Whether no datagram has been committed.
     #[must_use]
     pub fn is_empty(&self) -> bool {

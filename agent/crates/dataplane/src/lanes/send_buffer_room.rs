@@ -78,6 +78,15 @@ impl Underlays {
         (self.held + self.spare.len()) * (SendBatch::DEFAULT_BYTES + RESERVE_BYTES)
     }
 
+    /// Lets no other packet join the last one in a message that the kernel cuts: on its way through virtual devices such a message may
+    /// be larger than a packet.
+    pub fn end_message(&mut self, id: UnderlayId) {
+        let underlay = self.sockets.get_mut(id.0 as usize);
+        if let Some(batch) = underlay.and_then(|underlay| underlay.send_buffer.as_mut()) {
+            batch.end_message();
+        }
+    }
+
     /// What waits in a socket's send buffer for the kernel.
     #[must_use]
     pub fn waiting(&self, id: UnderlayId) -> Waiting {

@@ -38,7 +38,7 @@ mod udp;
 
 pub use tun::{MemoryTun, Written};
 
-/// The largest datagram over Ethernet, which the devices of hosts are as far as nothing else is said.
+/// The largest datagram over Ethernet, as which a device counts unless it is said.
 const ETHERNET_DATAGRAM_BYTES: usize = 1472;
 
 /// Ports that a bind to port 0 takes from: the dynamic range of RFC 6335 §6.
@@ -215,8 +215,7 @@ impl MemoryFabric {
         self.state.borrow_mut().mtus.insert((from, to), bytes);
     }
 
-    /// The sockets of `from` refuse datagrams with a payload of more than `bytes`, as those of a device with a small MTU do. The host
-    /// says of its device that it takes so many.
+    /// The sockets of `from` refuse datagrams with a payload of more than `bytes`, which is what the host says of its device.
     pub fn set_device_mtu(&self, from: IpAddr, bytes: usize) {
         self.state.borrow_mut().device_mtus.insert(from, bytes);
     }
@@ -337,10 +336,8 @@ impl Net for MemoryNet {
         Rc::new(move |to| {
             let state = fabric.state.borrow();
             let from = state.source_for(host, to.ip())?;
-            if to.ip().is_loopback() {
-                return Some(MAX_MESSAGE_BYTES);
-            }
-            Some(state.device_mtus.get(&from).copied().unwrap_or(ETHERNET_DATAGRAM_BYTES))
+            let usual = if to.ip().is_loopback() { MAX_MESSAGE_BYTES } else { ETHERNET_DATAGRAM_BYTES };
+            Some(state.device_mtus.get(&from).copied().unwrap_or(usual))
         })
     }
 

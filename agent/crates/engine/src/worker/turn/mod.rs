@@ -27,6 +27,7 @@ use std::{
 use base::fault::{self, Fault};
 use dataplane::datapath::work::Work;
 use net::{Ready, Token};
+use quic_core::TRANSMIT_CAPACITY;
 use quinn_proto::ConnectionHandle;
 
 use crate::{
@@ -283,11 +284,21 @@ impl Worker {
                 });
             }
             if let Some(path) = path {
-                while let Some(most) = lanes.get(id).map(|slot| slot.core.transmit_capacity(now))
-                    && underlays.packet(lanes, underlay, &path, most, now, |lanes, tail| {
+                while let Some(most) = lanes.get(id).map(|slot| slot.core.transmit_capacity(now)) {
+                    let is_probe = most > TRANSMIT_CAPACITY;
+                    if is_probe {
+                        underlays.end_message(underlay);
+                    }
+                    let sent = underlays.packet(lanes, underlay, &path, most, now, |lanes, tail| {
                         lanes.get_mut(id)?.core.poll_transmit(tail, now).ok().flatten()
-                    })
-                {}
+                    });
+                    if is_probe {
+                        underlays.end_message(underlay);
+                    }
+                    if !sent {
+                        break;
+                    }
+                }
             }
             if let Some(slot) = lanes.get_mut(id) {
                 if let Some(peer) = cx.peers.get(slot.peer) {
