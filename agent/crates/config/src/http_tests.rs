@@ -48,7 +48,7 @@ impl Folder {
              transport.listen = [\"127.0.0.1:4433\"]\n[http]\n{http}"
         );
         let file = self.path("agent.toml");
-        fs::write(&file, text).unwrap();
+        fs::write(&file, text).map_err(|error| error.to_string())?;
         let (config, _) = Config::load(Path::new(&file)).map_err(|error| error.to_string())?;
         let notes: Vec<String> = config.notes.iter().map(ToString::to_string).collect();
         Ok((config, notes.join("\n")))

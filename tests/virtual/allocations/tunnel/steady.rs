@@ -63,6 +63,7 @@ fn agent(
         hub: Hub::new(1, config.peers.len(), now),
         metrics: Publisher::new(0, Arc::new(Health::new(1, now)), Arc::clone(&snapshots)),
         config: Arc::clone(&config),
+        site: None,
         tun: Some(Arc::default()),
     };
     (Worker::new(setup, now).unwrap(), snapshots)
