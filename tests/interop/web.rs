@@ -8,7 +8,7 @@ use std::{
     path::{Path, PathBuf},
     process::Command,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicBool, Ordering},
     },
     thread,
@@ -97,7 +97,7 @@ fn answer(stream: &TcpStream, heads: &Mutex<Vec<String>>) -> std::io::Result<()>
     let mut content = vec![0; length.unwrap_or(0)];
     reader.read_exact(&mut content)?;
     let first = head.lines().next().unwrap_or_default().to_owned();
-    heads.lock().expect("no test panicked").push(head);
+    heads.lock().unwrap_or_else(PoisonError::into_inner).push(head);
     let page = format!("{first} with {} bytes", content.len());
     let length = page.len();
     let fields = "connection: close\r\nset-cookie: x=1\r\nset-cookie: y=2\r\ntransfer-encodings: none";
