@@ -80,7 +80,7 @@ fn a_peer_is_changed_and_moved_while_its_session_goes_on() {
     fs::write(exit.config(), format!("{config}{table}\n")).unwrap();
     let moved = exit.ask(&["reload"]);
     assert!(moved.contains("peer \"entry\": file: the state file -> the configuration"), "{moved}");
-    assert!(moved.contains("\"entry\" is a peer of the configuration alone now"), "{moved}");
+    assert!(moved.contains("state/peers.toml: peer \"entry\""), "{moved}");
     assert!(!state(&exit).contains(entry.key()), "{}", state(&exit));
     let file = exit.config().display().to_string();
     refused(&exit, &["peer", "set", "entry", "--lanes", "1"], &["stands in", &file, "(remedy: "]);
@@ -138,8 +138,8 @@ fn without_a_daemon_the_file_is_changed_if_the_outcome_is_right() {
     let before = state(&exit);
     refused(
         &exit,
-        &["peer", "set", "entry", "--service", "+wbe"],
-        &["no [[service]] is named \"wbe\"", "did you mean \"web\"?"],
+        &["peer", "set", "entry", "--service", "+we"],
+        &["no [[service]] is named \"we\"", "did you mean \"web\"?"],
     );
     refused(&exit, &["peer", "set", "entry", "--rate", "fast"], &["peers.toml", "rate"]);
     refused(&exit, &["peer", "set", "entry", "--service", "-x"], &["services of \"entry\" has no \"x\""]);

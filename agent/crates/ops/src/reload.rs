@@ -83,9 +83,12 @@ impl Running {
                  of its file and reload, or restart the daemon to let it in again)"
             )
         }));
-        let changes = self.follow_plan(&running, plan, dry_run)?;
-        if !dry_run {
-            notes.extend(twins.iter().map(|name| leave_to_configuration(&state_file, name)));
+        let mut changes = self.follow_plan(&running, plan, dry_run)?;
+        for name in twins.iter().filter(|_| !dry_run) {
+            match leave_to_configuration(&state_file, name) {
+                Ok(change) => changes.push(change),
+                Err(note) => notes.push(note),
+            }
         }
         Ok(Reloaded { changes, notes })
     }
@@ -155,21 +158,16 @@ impl Running {
     }
 }
 
-/// Takes a peer out of the state file that the configuration has taken over; says so, or why not.
-fn leave_to_configuration(state_file: &Path, name: &str) -> String {
+/// Takes a peer out of the state file that the configuration has taken over; the error says why it is still there.
+fn leave_to_configuration(state_file: &Path, name: &str) -> Result<Change, String> {
     let edited = Edit::begin(state_file).and_then(|mut edit| {
         edit.remove(name, false)?;
         edit.commit()
     });
-    match edited {
-        Ok(()) => format!(
-            "{name:?} is a peer of the configuration alone now: it was taken out of {}",
-            state_file.display()
-        ),
-        Err(error) => format!(
-            "{name:?} is a peer of the configuration, and still in the state file, where it does not count: {error}"
-        ),
-    }
+    edited
+        .map_err(|error| format!("{name:?} is still in the state file, where it does not count: {error}"))?;
+    let kind = Kind::Removed(format!("peer \"{name}\""));
+    Ok(Change { what: state_file.display().to_string(), kind, effect: Effect::Now })
 }
 
 /// Writes into the log what a reload did, in one line per change or per problem.

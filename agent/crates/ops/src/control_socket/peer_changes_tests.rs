@@ -36,7 +36,7 @@ fn a_peer_is_changed_replaced_and_exported() {
     // What is wrong changes neither the file nor the daemon.
     let before = case.state();
     for (wrong, words) in [
-        (PeerChange { add: list("services", "dsn"), ..PeerChange::default() }, "did you mean \"dns\"?"),
+        (PeerChange { add: list("services", "dn"), ..PeerChange::default() }, "did you mean \"dns\"?"),
         (PeerChange { add: list("allowed_ips", "10.9.0.7"), ..PeerChange::default() }, "belongs to \"exit\""),
         (
             PeerChange { remove: list("services", "dns"), ..PeerChange::default() },

@@ -88,6 +88,13 @@ impl Peers for Running {
 
     fn keep_out(&self, peer: &config::Peer) {
         self.registry.keep_out(peer);
+        // The file still names it, as a configuration that were read now would: for as long as one does, it is kept out.
+        let config = self.config.load_full();
+        if !config.peers.iter().any(|known| known.name == peer.name) {
+            let mut named = Config::clone(&config);
+            named.peers.push(peer.clone());
+            self.config.store(Arc::new(named));
+        }
     }
 
     fn one_at_a_time(&self) -> MutexGuard<'_, ()> {
