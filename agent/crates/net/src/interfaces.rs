@@ -35,7 +35,7 @@ pub struct Interfaces {
 #[derive(Debug, Default)]
 struct Shared {
     table: Mutex<Table>,
-    /// Somebody has asked for an address that is not known, or the thread is to end.
+    /// Notified when a worker asks for an address that is not known, and when the thread is to end.
     changed: Condvar,
 }
 
