@@ -27,8 +27,10 @@ pub fn socket_request(input: &[u8]) {
     let again = Request::from_line(line.as_bytes());
     assert!(again.is_ok_and(|again| again == request), "{line}");
     match request {
-        Request::PeerAdd(peer) => added(&peer),
+        Request::PeerAdd(peer) | Request::PeerReplace(peer) => added(&peer),
         Request::PeerList {}
+        | Request::PeerSet(_)
+        | Request::PeerExport { .. }
         | Request::PeerRemove { .. }
         | Request::Reload { .. }
         | Request::Drain { .. }
@@ -74,6 +76,7 @@ pub fn socket_answer(input: &[u8]) {
         Answer::Status { status } => shown(*status),
         Answer::Done { .. }
         | Answer::Peers { .. }
+        | Answer::Exported { .. }
         | Answer::Reloaded { .. }
         | Answer::QlogStarted { .. }
         | Answer::Qlog(_)

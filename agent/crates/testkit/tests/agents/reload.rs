@@ -159,7 +159,7 @@ fn a_change_of_a_peer_disturbs_no_flow_and_no_session() {
         case.reload_entry(&forward_to("other"));
         case.run(50);
         assert!(!case.ask(2000, INGRESS_2), "not granted yet");
-        let mut set = |case: &mut Case, change: fn(&mut config::Peer)| {
+        let set = |case: &mut Case, change: fn(&mut config::Peer)| {
             let changes = case.pair.world.change_peer(exit, "entry", change).unwrap();
             assert_eq!(changes.len(), 1, "{changes:?}");
             case.run(30);
