@@ -49,7 +49,8 @@ fn a_prefix_a_rate_and_a_move_between_files_lose_no_ping_and_no_session() {
                 "{said}"
             );
         }
-        drop(a.agent.ask(&["peer", "set", "b", "--allowed-ip", "+10.78.0.0/16"]));
+        let said = a.agent.ask(&["peer", "set", "b", "--allowed-ip", "+10.78.0.0/16"]);
+        assert!(said.contains("10.78.0.0/16"), "{said}");
         fs::write(a.agent.config(), &config).unwrap();
         let moved = a.agent.ask(&["reload"]);
         assert!(moved.contains("file: the state file -> the configuration"), "{moved}");

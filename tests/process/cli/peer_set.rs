@@ -50,7 +50,8 @@ fn a_peer_is_changed_and_moved_while_its_session_goes_on() {
     let (mut exit, mut entry) = agents();
     exit.start();
     entry.start();
-    drop(exit.ask(&["peer", "add", "entry", entry.key(), "--service", "dns"]));
+    let said = exit.ask(&["peer", "add", "entry", entry.key(), "--service", "dns"]);
+    assert_eq!(said, "added entry: effective now");
     let connected = |count| entry.wait_for_count("culvert_peer_connected", &[("peer", "exit")], count);
     connected(1);
     let before = handshakes(&exit);
@@ -103,7 +104,8 @@ fn a_peer_is_changed_and_moved_while_its_session_goes_on() {
     let said = exit.ask(&["peer", "set", "entry", "--key", &other]);
     assert!(said.contains("note: a session under the old key has ended"), "{said}");
     connected(0);
-    drop(exit.ask(&["peer", "add", "entry", entry.key(), "--replace"]));
+    let said = exit.ask(&["peer", "add", "entry", entry.key(), "--replace"]);
+    assert!(said.contains("~ peer \"entry\": public_key: "), "{said}");
     connected(1);
     assert!(!state(&exit).contains("priority"), "{}", state(&exit));
     fs::write(exit.folder().join("state/peers.toml"), "").unwrap();
@@ -130,7 +132,8 @@ fn a_peer_of_the_directory_is_refused_with_its_file() {
 #[test]
 fn without_a_daemon_the_file_is_changed_if_the_outcome_is_right() {
     let (exit, entry) = agents();
-    drop(exit.ask(&["peer", "add", "entry", entry.key(), "--service", "dns", "--rate", "5Mbit"]));
+    let said = exit.ask(&["peer", "add", "entry", entry.key(), "--service", "dns", "--rate", "5Mbit"]);
+    assert!(said.starts_with("added entry: in the state file"), "{said}");
     let said = exit.ask(&["peer", "set", "entry", "--service", "+web"]);
     assert!(said.starts_with("changed entry: in the state file, effective when the daemon starts"), "{said}");
     let table = exit.ask(&["peer", "export", "entry"]);

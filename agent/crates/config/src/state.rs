@@ -507,7 +507,10 @@ fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> 
 fn render(state: &Table) -> String {
     let mut text = HEADER.to_owned();
     let line = |text: &mut String, key: &str, value: &Value| {
-        // Every key is a bare one; writing to a String cannot fail.
+        let bare = key.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_-".contains(&byte));
+        // What `culvert peer set` was told may be no key at all: as a text it is one that is not known.
+        let key = if bare { key.to_owned() } else { Value::from(key).to_string() };
+        // Writing to a String cannot fail.
         writeln!(text, "{key} = {value}").ok();
     };
     for (key, value) in state.iter().filter(|(key, _)| *key != "peer") {
