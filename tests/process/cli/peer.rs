@@ -237,7 +237,8 @@ fn peers_of_the_configuration_and_of_forwards_are_treated_with_care() {
         &["the same key as the key of \"fixed\" of the configuration"],
     );
     // The same in both files, as an editor can make it.
-    fs::write(site.state(), &peer).unwrap();
+    let added = format!("[[peer]]\nname = \"late\"\npublic_key = \"{late}\"\n");
+    fs::write(site.state(), peer.clone() + &added).unwrap();
     let noted = site.succeeds(&["check"]);
     assert!(
         noted.contains("\"fixed\" is also a [[peer]] of the configuration, and that one counts"),

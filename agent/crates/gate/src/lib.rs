@@ -119,8 +119,8 @@ pub enum Verdict {
     /// The datagram completes the ClientHello of a handshake that may begin; what came of it before comes first:
     /// [`Gate::take_earlier`].
     Admit(Admission),
-    /// The datagram completes the ClientHello of a stranger who names us: HTTP/3 may begin. What came of it before comes first:
-    /// [`Gate::take_earlier`].
+    /// The datagram completes the ClientHello of an unauthenticated sender who names us: HTTP/3 may begin. What came of it before comes
+    /// first: [`Gate::take_earlier`].
     Named,
     /// The client must prove its address first: [`Gate::retry_packet`] has the answer.
     Retry,
@@ -182,11 +182,11 @@ base::labelled! {
         Abandoned => "abandoned",
         /// Of a connection of another exit of the fleet.
         OtherExit => "other_exit",
-        /// The ClientHello of a stranger who names us.
+        /// The ClientHello of an unauthenticated sender who names us.
         Named => "named",
-        /// A part of the ClientHello of a stranger: kept for the rest.
+        /// A part of the ClientHello of an unauthenticated sender: kept for the rest.
         NamePart => "name_part",
-        /// Not read, because the budget for reading the names of strangers is used up.
+        /// Not read, because the budget for reading the names of unauthenticated senders is used up.
         NameBudget => "name_budget",
     }
 }
@@ -202,7 +202,7 @@ pub struct Gate {
     decided: Decided<(Verdict, Step)>,
     /// The datagrams that came before the one that was decided last.
     earlier: Vec<Box<[u8]>>,
-    /// Strangers who may name us; `None`: we have no names.
+    /// Unauthenticated senders who may name us; `None`: we have no names.
     strangers: Option<Strangers>,
     /// The counts of this gate so far.
     pub stats: GateStats,

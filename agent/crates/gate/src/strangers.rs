@@ -18,7 +18,7 @@ use crate::{
     initial::{client_hello, server_name},
 };
 
-/// ClientHellos of strangers that are not whole, at all workers together. A place has 3 KiB.
+/// ClientHellos of unauthenticated senders that are not whole, at all workers together. A place has 3 KiB.
 const MOST_PLACES: usize = 1024;
 
 /// How long the rest of one is waited for.
@@ -33,14 +33,14 @@ const MOST_DATAGRAM_BYTES: usize = 1536;
 /// Datagrams that a worker opens in a second: 5 % of a core, at 4 µs each.
 const OPENINGS: Pace = Pace { per_second: 12_500, at_once: 1_250 };
 
-/// What a datagram of a stranger is.
+/// What a datagram of an unauthenticated sender is.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Look {
     /// It completes a ClientHello that names us; what came of that before is here.
     Ours(Vec<Box<[u8]>>),
     /// More of its ClientHello is to come.
     Waits,
-    /// It names somebody else, or nobody, or cannot be read; what came before of the same is here.
+    /// Its ClientHello names somebody else, or nobody, or cannot be read; the datagrams that came before are here.
     Other(Vec<Box<[u8]>>),
     /// The budget is used up.
     Unread,
@@ -62,7 +62,7 @@ struct Place {
     bytes: Box<[[u8; MOST_DATAGRAM_BYTES]; KEPT]>,
 }
 
-/// The names under which we are a web server, and what strangers have sent of their ClientHellos.
+/// The names under which we are a web server, and what unauthenticated senders have sent of their ClientHellos.
 pub(crate) struct Strangers {
     names: Vec<String>,
     budget: Allowance,

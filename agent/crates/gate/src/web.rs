@@ -190,7 +190,7 @@ fn server(
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // Nothing is kept of strangers, and no early data is taken.
+    // Nothing is kept of unauthenticated senders, and no early data is taken.
     config.send_tls13_tickets = 0;
     config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
     config.max_early_data_size = 0;

@@ -29,7 +29,7 @@ use quinn_proto::{ConnectionHandle, StreamId};
 /// The bytes of one direction of an exchange from which on no more are put.
 const MOST_BYTES: usize = 64 << 10;
 
-/// A request that is to be asked of the site.
+/// A request for the site.
 pub struct Ask {
     /// The web server to ask.
     pub site: Endpoint,

@@ -152,7 +152,7 @@ impl Guests {
         }
     }
 
-    /// A packet of one of the connections; false if it is none of them.
+    /// A packet of one of the connections; false if the connection is not among them.
     pub(crate) fn packet(&mut self, handle: ConnectionHandle, event: ConnectionEvent) -> bool {
         let Some(guest) = self.all.get_mut(&handle) else { return false };
         guest.quinn.handle_event(event);
@@ -160,7 +160,7 @@ impl Guests {
         true
     }
 
-    /// The deadline of a connection has come; returns the present one if nothing is due. `None`, too, if it is none of these.
+    /// The deadline of a connection has come; returns the present one if nothing is due. `None`, too, if the connection is not among them.
     pub(crate) fn timeout(&mut self, handle: ConnectionHandle, now: Instant) -> Option<Instant> {
         let deadline = self.all.get_mut(&handle)?.deadline();
         if deadline.is_none_or(|at| at > now) {
