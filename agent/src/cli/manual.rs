@@ -334,7 +334,7 @@ mod tests {
         let line = synopsis.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1);
         let said = "culvert peer add [--service NAME]... [--allowed-ip PREFIX]... [--address ADDRESS]... \
                     [--priority N] [--weight N] [--preshared-key-file FILE]... [--lanes N] \
-                    [--endpoint HOST:PORT]... [--config FILE] [--socket PATH] [--json] NAME LINK|KEY";
+                    [--endpoint HOST:PORT]... [--rate RATE] [--replace] [--config FILE] [--socket PATH] [--json] NAME LINK|KEY";
         assert_eq!(line, Some(said));
     }
 
