@@ -42,6 +42,9 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 /// How long it may take until its answer begins.
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
+/// How long a client may take to make room for the next piece of an answer: others wait for its place.
+const ROOM_WITHIN: Duration = Duration::from_secs(60);
+
 /// Fields that are about one connection (RFC 9110 §7.6.1), and those that say who asked, which the agent writes itself.
 const NOT_FORWARDED: [&str; 10] = [
     "connection",
@@ -168,8 +171,7 @@ fn request(
         request = request.header("cookie", cookie);
     }
     request = request.header("x-forwarded-for", client).header("x-forwarded-proto", "https");
-    let length = head.content_length();
-    let has_content = head.method == "POST" || length.is_some_and(|length| length > 0);
+    let (length, has_content) = (head.content_length(), head.has_content());
     if let Some(length) = length {
         request = request.header("content-length", length);
     }
@@ -213,7 +215,7 @@ async fn pass_on(response: hyper::Response<Incoming>, exchange: &Exchange) -> Re
         if let Ok(piece) = frame?.into_data()
             && !piece.is_empty()
         {
-            std::future::poll_fn(|cx| exchange.poll_room(cx)).await?;
+            timeout(ROOM_WITHIN, std::future::poll_fn(|cx| exchange.poll_room(cx))).await??;
             exchange.answer_content(piece);
         }
     }

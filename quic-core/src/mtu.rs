@@ -215,15 +215,26 @@ impl MtuSearch {
         if max > before {
             // What has failed may have been too large for another interface.
             (self.ceiling, self.untaken) = (u16::MAX, u16::MAX);
-            if let Phase::Found { .. } = self.phase
-                && self.current >= most_before
-            {
-                self.not_before = None;
-                if self.current < self.first_most() {
-                    self.narrow(self.first_most(), now);
-                } else {
-                    self.begin_second_stage(None);
+            let (max, most) = (self.max, self.first_most());
+            match &mut self.phase {
+                Phase::Found { .. } if self.current >= most_before => {
+                    self.not_before = None;
+                    if self.current < most {
+                        self.narrow(most, now);
+                    } else {
+                        self.begin_second_stage(None);
+                    }
                 }
+                // What ended where everything did ends there now.
+                Phase::Burst(burst) if burst.round.is_none() && burst.limit == most_before => {
+                    burst.limit = most
+                }
+                Phase::Burst(burst) if burst.round.is_some() && burst.limit == before => burst.limit = max,
+                Phase::Searching { limit, .. } if self.current < most && *limit == most_before => {
+                    *limit = most
+                }
+                Phase::Searching { limit, .. } if self.current >= most && *limit == before => *limit = max,
+                Phase::Off | Phase::Burst(_) | Phase::Searching { .. } | Phase::Found { .. } => {}
             }
         } else if self.current >= max {
             self.in_flight = None;
@@ -554,6 +565,8 @@ impl MtuSearch {
     /// is tried again at `raise_at`.
     fn begin_second_stage(&mut self, raise_at: Option<Instant>) {
         let limit = self.max.min(self.ceiling);
+        // A confirmation that is under way does not count any more: nobody would settle it.
+        self.in_flight = None;
         self.phase = match Burst::large(limit, self.max, self.current) {
             Some(burst) if self.bursts => Phase::Burst(burst),
             Some(burst) => Phase::Searching { limit, size: burst.rungs[0], lost: 0 },

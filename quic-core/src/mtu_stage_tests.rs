@@ -137,6 +137,30 @@ fn the_end_of_the_search_follows_the_interface() {
     }
 }
 
+#[test]
+fn an_end_that_rises_during_a_confirmation_or_a_search_is_reached() {
+    let mut sim = Sim::new(8972, 1472, BASE);
+    sim.settle();
+    sim.search.on_packets_lost(1472);
+    assert_eq!(sim.search.due(sim.now), Some(1472), "it is confirmed");
+    sim.search.on_sent(sim.now);
+    sim.search.bound(8972, sim.now);
+    assert!(sim.search.due(sim.now).is_some(), "the confirmation does not stand in the way");
+    sim.search.on_settled(1472, Fate::Acked, sim.now);
+    sim.settle();
+    assert_eq!(sim.search.current, 8972);
+    for (before, start) in [(4078, 1472), (1400, BASE)] {
+        let mut sim = Sim::new(8972, before, BASE);
+        while sim.search.current < start {
+            sim.burst_or_wait();
+        }
+        assert!(sim.search.is_searching());
+        sim.search.bound(8972, sim.now);
+        sim.settle();
+        assert_eq!(sim.search.current, 8972, "from {before}");
+    }
+}
+
 /// Whatever the far end acknowledges, probes are few: what is confirmed is not probed, what fails is tried again after ten minutes.
 #[test]
 fn probes_are_bounded_whatever_is_lost() {

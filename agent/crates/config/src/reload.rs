@@ -136,7 +136,9 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config) -> Plan {
         twins: running.twins.clone(),
         ..config.clone()
     } == *running;
-    plan.config = (!alike).then_some(config);
+    // Peers that were added or removed while the agent ran are in neither of the two.
+    let same_peers = plan.added.is_empty() && plan.removed.is_empty() && plan.changed.is_empty();
+    plan.config = (!alike || !same_peers).then_some(config);
     plan.changes = changes.0;
     plan
 }

@@ -104,6 +104,7 @@ fn peers_of_the_state_file_come_go_and_move_as_those_of_the_configuration_do() {
     assert_eq!((&added.added, added.changes.len()), (&vec![late.clone()], 1));
     let removed = beside(&live(&[&late]), running.clone());
     assert_eq!((removed.removed, removed.changes.len()), (vec![Arc::clone(&late.name)], 1));
+    assert!(removed.config.is_some(), "it is followed, although the file is as it was read before");
     let changed = Peer { priority: Some(7), ..late.clone() };
     let edited = beside(&live(&[&late]), with(&changed));
     assert_eq!(lines(&edited), ["+ peer \"late\": priority: 7"]);

@@ -164,18 +164,20 @@ impl Strangers {
         }
         self.forget(&key);
         let prefix = prefix(key.source.ip());
+        let mut index = self.next;
         if self.by_prefix.get(&prefix).is_some_and(|count| *count >= self.places.len() / 8) {
             // The oldest of the same source gives way, wherever it is.
             let count = self.places.len();
             let oldest = (0..count).map(|behind| (self.next + behind) % count).find_map(|place| {
                 self.places[place].key.filter(|key| self::prefix(key.source.ip()) == prefix)
             });
-            if let Some(oldest) = oldest {
-                self.forget(&oldest);
+            if let Some(oldest) = oldest.and_then(|oldest| self.by_key.get(&oldest)) {
+                index = *oldest;
             }
         }
-        let index = self.next;
-        self.next = (index + 1) % self.places.len();
+        if index == self.next {
+            self.next = (index + 1) % self.places.len();
+        }
         if let Some(oldest) = self.places[index].key {
             self.forget(&oldest);
         }
@@ -341,11 +343,17 @@ mod tests {
             let (datagram, dcid) = half(number);
             assert_eq!(strangers.look(&*server_tls(), &datagram, &dcid, source, clock.now()), Look::Waits);
         };
-        for number in 0..300 {
+        let other = SocketAddr::from(([10, 9, 8, 7], 1));
+        from(&mut strangers, 9_999, other);
+        for number in 0..3_000 {
             from(&mut strangers, number, source(number as u8));
-            assert!(strangers.len() <= MOST_PLACES / 8);
+            assert!(strangers.len() <= MOST_PLACES / 8 + 1);
         }
-        assert_eq!((strangers.len(), strangers.by_prefix.len()), (MOST_PLACES / 8, 1));
+        assert_eq!((strangers.len(), strangers.by_prefix.len()), (MOST_PLACES / 8 + 1, 2));
+        assert!(
+            strangers.by_key.keys().any(|key| key.source == other),
+            "one prefix takes no place of others"
+        );
         for number in 0..3_000_u64 {
             let elsewhere = SocketAddr::from(([10, (number >> 8) as u8, number as u8, 1], 1));
             from(&mut strangers, 1_000 + number, elsewhere);

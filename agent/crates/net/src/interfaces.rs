@@ -8,7 +8,6 @@ use std::{
     io,
     net::SocketAddr,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    thread::JoinHandle,
     time::Duration,
 };
 
@@ -29,7 +28,6 @@ const MOST_ADDRESSES: usize = 16_384;
 #[derive(Debug)]
 pub struct Interfaces {
     shared: Arc<Shared>,
-    thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
@@ -65,10 +63,10 @@ impl Interfaces {
         let netlink = Netlink::open()?;
         let shared = Arc::<Shared>::default();
         let looked_at = Arc::clone(&shared);
-        let thread = std::thread::Builder::new()
+        std::thread::Builder::new()
             .name("culvert-ways".to_owned())
             .spawn(move || looked_at.run(netlink, mark))?;
-        Ok(Self { shared, thread: Some(thread) })
+        Ok(Self { shared })
     }
 
     /// The largest datagram, in bytes of UDP payload, that the interface on the way to `to` takes; `None` if that is not known, or not
@@ -93,12 +91,8 @@ impl Interfaces {
 impl Drop for Interfaces {
     fn drop(&mut self) {
         self.shared.lock().is_stopped = true;
+        // The thread is not waited for: it may wait for the kernel's answer, and has nothing that anybody else needs.
         self.shared.changed.notify_one();
-        if let Some(thread) = self.thread.take()
-            && thread.join().is_err()
-        {
-            tracing::debug!("the thread that looks at routes had ended by a panic");
-        }
     }
 }
 
@@ -126,6 +120,9 @@ impl Shared {
             let asked: Vec<SocketAddr> = asked.map(|(to, _)| *to).collect();
             drop(table);
             for to in asked {
+                if self.lock().is_stopped {
+                    return;
+                }
                 let found = netlink.mtu_towards(to, mark).unwrap_or_else(|error| {
                     tracing::debug!(%to, %error, "cannot look at the route to a peer");
                     None

@@ -116,6 +116,12 @@ impl Request {
         if self.is_connect() { None } else { content_length(&self.fields).ok().flatten() }
     }
 
+    /// Whether content is expected after the head, and is passed on.
+    #[must_use]
+    pub fn has_content(&self) -> bool {
+        self.method == "POST" || self.content_length().is_some_and(|length| length > 0)
+    }
+
     /// Appends the request as a field section; its size as RFC 9114 §4.2.2 counts it.
     pub fn encode(&self, out: &mut Vec<u8>) -> u64 {
         let pseudo = [

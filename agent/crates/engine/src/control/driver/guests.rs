@@ -24,6 +24,8 @@ impl Control {
             Some(Refused::Draining)
         } else if self.guests.crypto.is_none() || !self.guests.make_room(now) {
             Some(Refused::Full)
+        } else if !self.guests.may_begin(now) {
+            Some(Refused::Hurry)
         } else {
             None
         };
@@ -77,7 +79,7 @@ impl Control {
             let Some(guest) = self.guests.all.get_mut(&handle) else { continue };
             if guest.quinn.is_drained() {
                 self.guests.all.remove(&handle);
-            } else if guest.is_over && guest.quinn.is_handshaking() {
+            } else if guest.is_over && !guest.has_begun {
                 // It needs no draining; quinn-proto would keep some for 30 s.
                 self.endpoint.handle_event(handle, EndpointEvent::drained());
                 self.guests.all.remove(&handle);

@@ -68,9 +68,13 @@ struct State {
     abandoned: bool,
 }
 
+/// What a piece takes beside its content, in bytes: its place in the queue, and its share of an allocation.
+const PIECE_BYTES: usize = 128;
+
 #[derive(Default)]
 struct Way {
     pieces: VecDeque<Bytes>,
+    /// What they take.
     bytes: usize,
     ended: bool,
 }
@@ -81,13 +85,13 @@ impl Way {
     }
 
     fn put(&mut self, piece: Bytes) {
-        self.bytes += piece.len();
+        self.bytes += piece.len() + PIECE_BYTES;
         self.pieces.push_back(piece);
     }
 
     fn take(&mut self) -> Option<Bytes> {
         let piece = self.pieces.pop_front()?;
-        self.bytes -= piece.len();
+        self.bytes -= piece.len() + PIECE_BYTES;
         Some(piece)
     }
 }
@@ -132,6 +136,11 @@ impl Exchange {
         if let Some(gone) = gone {
             gone.wake();
         }
+    }
+
+    /// The worker looks at it now: it is told of what happens from here on.
+    pub(super) fn look(&self) {
+        lock(&self.state).told = false;
     }
 
     /// The next part of the answer, if it is there.
@@ -269,7 +278,7 @@ impl Answers {
 
     /// What was put since this was asked last.
     pub(in crate::control) fn take(&self) -> Vec<(ConnectionHandle, StreamId)> {
-        if !self.any.swap(false, Ordering::Acquire) {
+        if !self.any.load(Ordering::Relaxed) || !self.any.swap(false, Ordering::Acquire) {
             return Vec::new();
         }
         std::mem::take(&mut *lock(&self.list))

@@ -70,6 +70,8 @@ pub(in crate::control) struct Guest {
     first_request_by: Option<Instant>,
     pub(super) last_active: Instant,
     pub(in crate::control) is_over: bool,
+    /// Whether its handshake was completed.
+    pub(in crate::control) has_begun: bool,
     /// Whether it waits to be polled.
     pub(in crate::control) is_dirty: bool,
 }
@@ -83,6 +85,8 @@ struct Stream {
     ends: bool,
     /// Content is sent, which HEAD has none of.
     has_content: bool,
+    /// Whether the site gets content of the request.
+    takes_content: bool,
     receives: bool,
     sends: bool,
 }
@@ -94,6 +98,7 @@ impl Stream {
             pending: Bytes::new(),
             ends: false,
             has_content: true,
+            takes_content: false,
             receives: true,
             sends: true,
         }
@@ -126,6 +131,7 @@ impl Guest {
             first_request_by: Some(now + FIRST_REQUEST_WITHIN),
             last_active: now,
             is_over: false,
+            has_begun: false,
             is_dirty: false,
         }
     }
@@ -176,6 +182,7 @@ impl Guest {
     }
 
     fn begin(&mut self) {
+        self.has_begun = true;
         let mut start = Vec::new();
         self.http.start(&mut start);
         if let Some(stream) = self.quinn.streams().open(Dir::Uni) {
@@ -231,6 +238,9 @@ impl Guest {
 
     /// There is something new of the exchange on `stream`: an answer, or room for content.
     pub(in crate::control) fn look(&mut self, stream: StreamId, around: &mut Around<'_>) {
+        if let Some(exchange) = self.streams.get(&stream).and_then(|stream| stream.exchange.as_ref()) {
+            exchange.look();
+        }
         self.write(stream, around);
         if self.streams.get(&stream).is_some_and(|stream| stream.receives) {
             self.read(stream, around);
@@ -291,7 +301,8 @@ impl Guest {
             HttpEvent::Request(head) => self.request(id, head, around),
             HttpEvent::HeadTooLarge => self.refuse(id, 431, Outcome::TooLarge, around),
             HttpEvent::Content(bytes) => {
-                if let Some(exchange) = self.streams.get(&id).and_then(|stream| stream.exchange.as_ref()) {
+                let stream = self.streams.get(&id).filter(|stream| stream.takes_content);
+                if let Some(exchange) = stream.and_then(|stream| stream.exchange.as_ref()) {
                     exchange.put(bytes);
                 }
             }
@@ -308,6 +319,7 @@ impl Guest {
         self.first_request_by = None;
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.has_content = head.method != "HEAD";
+            stream.takes_content = head.has_content();
         }
         if !["GET", "HEAD", "POST"].contains(&&*head.method) {
             return self.refuse(id, 405, Outcome::Method, around);

@@ -15,7 +15,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::counts::Counts;
+use base::{
+    counts::Counts,
+    token_bucket::{Allowance, Pace},
+};
 use config::Config;
 use dataplane::lanes::UnderlayId;
 use gate::identity::Endpoint;
@@ -32,6 +35,9 @@ pub(in crate::control) use self::guest::Guest;
 
 /// Connections of clients without credentials, at all workers together.
 const MOST_GUESTS: usize = 256;
+
+/// Handshakes that a worker begins in a second, at some 0.2 ms each with a certificate for RSA: 2 % of a core.
+const HANDSHAKES: Pace = Pace { per_second: 100, at_once: 100 };
 
 /// What a connection may hold of one stream, and of all, in bytes.
 const WINDOW: u32 = 64 << 10;
@@ -72,6 +78,8 @@ base::labelled! {
         Full => "full",
         /// Closed for a newer one, because it had no open request.
         Replaced => "replaced",
+        /// More handshakes than may begin in a second.
+        Hurry => "hurry",
         /// Its first packets are wrong.
         Broken => "broken",
         /// This agent drains or stops.
@@ -105,6 +113,8 @@ pub(crate) struct Guests {
     asks: Option<Site>,
     pub(in crate::control) answers: Option<Arc<Answers>>,
     most: usize,
+    /// Handshakes that may begin; `None` before the first.
+    handshakes: Option<Allowance>,
     pub(in crate::control) all: HashMap<ConnectionHandle, Box<Guest>>,
     pub(in crate::control) dirty: Vec<ConnectionHandle>,
     pub(crate) stats: WebStats,
@@ -187,6 +197,11 @@ impl Guests {
             now,
         };
         Some((all.get_mut(&handle)?, around))
+    }
+
+    /// Whether one more handshake may begin: whoever names us can have them begun from any address.
+    pub(in crate::control) fn may_begin(&mut self, now: Instant) -> bool {
+        self.handshakes.get_or_insert_with(|| Allowance::new(HANDSHAKES, now)).take(1, now)
     }
 
     /// Makes room for one more; false if there is none.
