@@ -149,7 +149,8 @@ fn datagrams_that_fit_into_no_packet_travel_in_pieces_where_the_service_wants_it
         return;
     }
     let (echo, ingress) = (Echo::new(), ports::loopback());
-    let pair = echo_pair(Plan::default(), &echo, "oversize = \"fragment\"", ingress);
+    let plan = Plan::default().transport("max_packet = 1452\n");
+    let pair = echo_pair(plan, &echo, "oversize = \"fragment\"", ingress);
     let clients = [Client::new(0, ingress), Client::new(1, ingress)];
     // The first of the one opens its session with pieces to follow, that of the other as it is.
     for (size, client) in [8192, 60_000, 1, 65_507, 3000, 0, 10_000].into_iter().zip(clients.iter().cycle()) {
