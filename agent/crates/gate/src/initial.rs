@@ -3,7 +3,7 @@
 //!
 //! Initial packets are sealed under keys that anyone can derive from their destination (RFC 9001 §5.2), so this opens
 //! nothing that an observer could not. It costs 3 µs, so only packets whose token was made with our public key get here, and within a
-//! budget of their own those of unauthenticated senders who may name us (`strangers.rs`).
+//! budget of their own those of unauthenticated senders who may name us (`named.rs`).
 
 use bytes::BytesMut;
 use quic_core::varint::Reader;

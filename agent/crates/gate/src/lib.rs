@@ -10,7 +10,7 @@
 //! | how much is spent on whose proofs | `budget.rs` |
 //! | is the proof about this very ClientHello | `initial.rs` |
 //! | what becomes of a ClientHello of which a datagram is missing | `partial.rs` |
-//! | which clients without a knock name us, for the web server | `strangers.rs`; its certificate is in `web.rs` |
+//! | which clients without a knock name us, for the web server | `named.rs`; its certificate is in `web.rs` |
 //! | what is asked of clients under load | `retry.rs` |
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
@@ -71,6 +71,7 @@ pub mod hybrid;
 pub mod identity;
 pub mod initial;
 pub mod knock;
+mod named;
 pub mod numbers;
 mod own;
 pub mod partial;
@@ -82,7 +83,6 @@ pub mod refusals;
 pub mod replay_log;
 pub mod retry;
 mod session;
-mod strangers;
 pub mod suite;
 mod system;
 pub mod table;
@@ -100,10 +100,10 @@ use self::{
     classify::{Class, Initial, MAX_CID_BYTES, MIN_FIRST_DCID_BYTES, classify},
     initial::{HelloError, client_hello, offers_hybrid},
     knock::{EPOCH_SECONDS, KNOCK_BYTES, KnockError, Opened, epochs, hello_hash},
+    named::{Look, Strangers},
     partial::{Decided, Partial, Partials, Progress},
     refusals::{Refusal, Refusals, Why},
     retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
-    strangers::{Look, Strangers},
     table::{InsertError, SingleUse, Tag, Used},
 };
 use crate::{

@@ -40,7 +40,7 @@ pub(crate) enum Look {
     Ours(Vec<Box<[u8]>>),
     /// More of its ClientHello is to come.
     Waits,
-    /// Its ClientHello names somebody else, or nobody, or cannot be read; the datagrams that came before are here.
+    /// Its ClientHello has another name, or none, or cannot be read; the datagrams that came before are here.
     Other(Vec<Box<[u8]>>),
     /// The budget is used up.
     Unread,
