@@ -79,7 +79,7 @@ fn routes_and_mtus_follow_the_peers() {
         lines(&space, "-6 route show proto 199"),
         ["2001:db8:5::/48 dev culvert7 metric 1024 pref medium"]
     );
-    mtu_becomes(&space, 1_421);
+    mtu_becomes(&space, 1_441);
     let link = space.ip("-details addr show culvert7");
     assert!(link.contains("qlen 1000") && link.contains("multi_queue") && !link.contains("fe80"), "{link}");
     let redirects = "cat /proc/sys/net/ipv4/conf/culvert7/send_redirects";
