@@ -32,8 +32,8 @@ use gate::{Own, identity::Identity, refusals::Refusals, tls::TlsIdentity};
 use net::{
     Ready,
     alarm::Alarm,
-    interfaces::Interfaces,
     kernel::KernelNet,
+    netlink::interfaces::Interfaces,
     ports::{self, PortKind, Ports},
     process,
     tun::TunPort,
@@ -359,9 +359,11 @@ impl WorkerStart {
             runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
         let ended = runtime.block_on(async {
             let ready = Ready::default();
-            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports)
-                .with_tun(self.queue)
-                .with_interfaces(self.interfaces);
+            let net = KernelNet::new(ready.clone(), Rc::new(SystemClock), self.ports).with_tun(self.queue);
+            let net = match self.interfaces {
+                Some(interfaces) => net.with_ways(interfaces.ways()),
+                None => net,
+            };
             let alarm = Alarm::new().context("cannot make a timer")?;
             let worker = Worker::new(setup(net, ready), SystemClock.now())?;
             let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();

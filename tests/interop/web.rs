@@ -196,6 +196,15 @@ fn a_hostile_client_costs_itself_only() {
     assert_eq!(answered, (COUNT * 2 / 5).to_string());
     pair.exit.wait_for_count("culvert_http_refused_total", &[("reason", "violation")], 3);
     local.converse(20);
+    // Packets to its connection, as fast as it can: a worker opens some, and the client is answered once it has stopped.
+    assert_eq!(client(python, "flood", pair.underlay.port(), &[&ca, NAME, "100000"]), "200");
+    pair.exit.wait_for("packets that are not opened", |samples| {
+        match samples.count("culvert_http_dropped_packets_total", &[]) {
+            0 => Err("none".to_owned()),
+            _ => Ok(()),
+        }
+    });
+    local.converse(20);
     let log = pair.exit.log();
     assert!(!log.contains("panic"), "{log}");
 }

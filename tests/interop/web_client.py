@@ -7,6 +7,8 @@
     web_client.py silent PORT NAME            begins handshakes for a second; prints how many bytes came back. NAME may be "-": none
     web_client.py hostile PORT CA NAME COUNT  COUNT requests one after another: whole, in pieces, reset, stopped, malformed; prints how
                                               many were answered, and then does a GET on a connection that has broken no rule
+    web_client.py flood PORT CA NAME COUNT    COUNT packets that nothing opens to a connection of its own, and then a GET on it; prints the
+                                              status
 
 It ends with status 0, or with a traceback.
 """
@@ -209,6 +211,21 @@ async def hostile(port, ca, name, count):
     print(answered)
 
 
+async def flood(port, ca, name, count):
+    """Sends packets that nothing can open to a connection of its own."""
+    async with connected(port, ca, name) as client:
+        known = client._quic._peer_cid.cid
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as plain:
+            plain.connect(("127.0.0.1", port))
+            for _ in range(count):
+                try:
+                    plain.send(b"\x40" + known + bytes(40))
+                except BlockingIOError:
+                    pass
+        status, _ = await client.ask(name)
+        print(status)
+
+
 verb, port, *rest = sys.argv[1:]
 port = int(port)
 if verb == "get":
@@ -223,5 +240,7 @@ elif verb == "silent":
     silent(port, rest[0])
 elif verb == "hostile":
     asyncio.run(hostile(port, rest[0], rest[1], int(rest[2])))
+elif verb == "flood":
+    asyncio.run(flood(port, rest[0], rest[1], int(rest[2])))
 else:
     raise SystemExit(__doc__)

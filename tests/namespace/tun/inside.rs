@@ -268,7 +268,13 @@ fn the_trial_leaves_nothing_behind_and_says_where_a_firewall_keeps_it_from_us() 
     if !needs::met(test, &[Need::Tool("nft", "nftables")]) {
         return;
     }
-    let tried = || space.place().enter(|| TunDevice::open("culvert7", 2, true).unwrap().offload.tunnels);
+    let tried = || {
+        space.place().enter(|| {
+            let mut device = TunDevice::open("culvert7", 2, true).unwrap();
+            device.join_tunnels(net::tunnels::probe);
+            device.offload.tunnels
+        })
+    };
     let links = space.ip("-o link");
     let before = tried();
     if !before.cut {

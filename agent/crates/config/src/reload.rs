@@ -76,15 +76,16 @@ pub struct Plan {
 /// configuration.
 #[must_use]
 pub fn plan(running: &Config, fresh: Config) -> Plan {
-    plan_beside(running, &running.peers, fresh)
+    plan_beside(running, &running.peers, fresh, true)
 }
 
 /// The same where the peers that run are `live`: since the configuration was read, some may have been added or removed.
 ///
-/// If the state folder is to be another one, which waits for a restart, peers of the state file are left alone.
+/// Peers of the state file are left alone unless it `has_state`, and if the state folder is to be another one, which waits for a
+/// restart.
 #[must_use]
-pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config) -> Plan {
-    let follows_state = running.state_dir == fresh.state_dir;
+pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bool) -> Plan {
+    let follows_state = has_state && running.state_dir == fresh.state_dir;
     let live: Vec<&Peer> =
         live.iter().filter(|peer| follows_state || peer.origin == PeerOrigin::Config).collect();
     let waits = Waits::of(running, &fresh);

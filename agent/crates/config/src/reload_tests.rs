@@ -95,7 +95,7 @@ fn peers_of_the_state_file_come_go_and_move_as_those_of_the_configuration_do() {
     let live =
         |more: &[&Peer]| -> Vec<Peer> { running.peers.iter().chain(more.iter().copied()).cloned().collect() };
     let with = |peer: &Peer| Config { peers: live(&[peer]), ..running.clone() };
-    let beside = |live: &[Peer], fresh: Config| reload::plan_beside(&running, live, fresh);
+    let beside = |live: &[Peer], fresh: Config| reload::plan_beside(&running, live, fresh, true);
 
     // It was added while the agent ran, and the file has it: nothing is different.
     let known = beside(&live(&[&late]), with(&late));
@@ -118,6 +118,10 @@ fn peers_of_the_state_file_come_go_and_move_as_those_of_the_configuration_do() {
         assert_eq!((lines(&plan), &plan.changed), (vec![line.to_owned()], &vec![to.clone()]));
         assert_eq!((plan.removed, plan.added), Default::default());
     }
+
+    // A file that is not there says nothing of the peers that run.
+    let missing = reload::plan_beside(&running, &live(&[&late]), running.clone(), false);
+    assert_eq!((missing.removed, missing.changes), Default::default());
 
     // The file of another folder says nothing of the peers that run.
     let elsewhere = Config { state_dir: "/elsewhere".into(), ..with(&changed) };

@@ -6,7 +6,7 @@ use std::{
     net::{Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
     rc::Rc,
-    sync::{Arc, OnceLock},
+    sync::OnceLock,
     task::{Context, Poll, Waker},
     time::Duration,
 };
@@ -28,7 +28,6 @@ use crate::{
     Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Unanswered, Ways,
     batch::MAX_SEGMENTS,
     failures::Failures,
-    interfaces::Interfaces,
     keepalive::PROBES,
     literal,
     ports::{Ports, SocketKind, tcp_listening, tcp_socket},
@@ -50,8 +49,7 @@ pub struct KernelNet {
     lookups: IssuedMap<Token, oneshot::Receiver<io::Result<Vec<SocketAddr>>>>,
     /// None if it could not be made; the next TCP connection tries again.
     failures: Option<Rc<Failures>>,
-    /// None: nothing is known of any.
-    interfaces: Option<Arc<Interfaces>>,
+    ways: Ways,
 }
 
 impl KernelNet {
@@ -66,7 +64,7 @@ impl KernelNet {
         // With the worker and not with its first connection, so that an agent at rest always has as many descriptors.
         let failures = Failures::new(&ready).ok().map(Rc::new);
         let shared = Shared { ready, clock, scratch };
-        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures, interfaces: None }
+        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures, ways: Rc::new(|_| None) }
     }
 
     /// The same network with a queue of the TUN device, or without one.
@@ -75,10 +73,10 @@ impl KernelNet {
         Self { tun, ..self }
     }
 
-    /// The same network, which knows the interfaces on the ways to peers.
+    /// The same network, which knows this of the interfaces on the ways to peers.
     #[must_use]
-    pub fn with_interfaces(self, interfaces: Option<Arc<Interfaces>>) -> Self {
-        Self { interfaces, ..self }
+    pub fn with_ways(self, ways: Ways) -> Self {
+        Self { ways, ..self }
     }
 
     /// What watches the failures of TCP connections.
@@ -119,8 +117,7 @@ impl Net for KernelNet {
     }
 
     fn ways(&self) -> Ways {
-        let interfaces = self.interfaces.clone();
-        Rc::new(move |to| interfaces.as_ref()?.largest_datagram(to))
+        Rc::clone(&self.ways)
     }
 
     fn tcp_listen(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpListener>> {

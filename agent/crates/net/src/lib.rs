@@ -16,9 +16,9 @@
 //! | TCP connections that were reset while nobody reads or writes | `failures.rs` |
 //! | how a TCP connection notices that its far end is gone | `keepalive.rs` (pure) |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
-//! | whether the kernel takes super-packets of packets inside of tunnels, and cuts them right | `tunnels.rs` |
+//! | whether the kernel takes super-packets of packets inside of tunnels, and cuts them right | `tunnels/` |
 //! | addresses, routes and rules of the kernel | `netlink/` |
-//! | how large the datagrams are that the interfaces on the ways to peers take | `interfaces.rs` |
+//! | how large the datagrams are that the interfaces on the ways to peers take | `netlink/interfaces.rs` |
 //! | private files in a folder that another user may own | `folder.rs` |
 //! | the limits and CPUs of this process, and that nobody reads its memory | `process.rs` |
 //! | what this host can do, tried without changing it | `host.rs` |
@@ -50,7 +50,6 @@ mod delivery;
 mod failures;
 pub mod folder;
 pub mod host;
-pub mod interfaces;
 mod keepalive;
 pub mod kernel;
 #[cfg(any(test, feature = "memory"))]
@@ -68,7 +67,7 @@ pub mod task;
 mod tests;
 mod transmit;
 pub mod tun;
-mod tunnels;
+pub mod tunnels;
 mod udp;
 
 pub use batch::{Burst, Path, ReceiveBatch, SendBatch};

@@ -14,7 +14,7 @@ use std::{
     fs,
     io::{self, IoSliceMut},
     iter,
-    os::fd::AsFd,
+    os::fd::{AsFd, BorrowedFd},
     sync::Arc,
     task::{Context, Poll, Waker},
 };
@@ -28,7 +28,7 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 
 use crate::{
     ReceiveBatch, SendFailure, SendOutcome, Token, TunQueue, TunStats, batch::Meta, ready::SourceWaker, sys,
-    tunnels, udp::Shared,
+    udp::Shared,
 };
 
 /// The device file of the kernel's TUN driver.
@@ -96,13 +96,45 @@ impl TunDevice {
             queues.push((queue, several));
         }
         // Each new queue sets the offloads of the device anew, so this comes last.
-        let tunnels =
-            if udp && tunnels::enable(first.as_fd()) { tunnels::probe() } else { TunnelOffload::default() };
+        let tunnels = TunnelOffload { cut: udp && cut_tunnels(first.as_fd()), ..TunnelOffload::default() };
         let offload = TunOffload { tcp, udp, tunnels };
         let port = |(queue, reads)| TunPort { queue, reads, offload };
         let ports = queues.into_iter().map(port).collect();
         Ok(Self { index, offload, ports, hold })
     }
+
+    /// Lets packets inside of tunnels be written as super-packets, as far as `trial` finds that the kernel takes them
+    /// ([`crate::tunnels::probe`]); it is asked only where the kernel hands them over.
+    pub fn join_tunnels(&mut self, trial: impl FnOnce() -> TunnelOffload) {
+        if self.offload.tunnels.cut {
+            self.offload.tunnels = trial();
+            self.ports.iter_mut().for_each(|port| port.offload = self.offload);
+        }
+    }
+}
+
+/// The offloads of linux/if_tun.h: checksums, TCP and UDP over both versions of IP.
+const TUN_F_PLAIN: libc::c_uint =
+    libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_USO4 | libc::TUN_F_USO6;
+
+/// Super-packets inside of UDP tunnels without an outer checksum, and with one (Linux 6.17).
+const TUN_F_UDP_TUNNELS: libc::c_uint = 0x80 | 0x100;
+
+/// Has a TUN device hand over super-packets inside of tunnels, behind the longer virtio header; false where the kernel has none,
+/// and then the device is as it was.
+pub(crate) fn cut_tunnels(device: BorrowedFd<'_>) -> bool {
+    let header = |bytes: usize| sys::set_vnet_header(device, bytes as libc::c_int);
+    // In this order: with these offloads and the short header, reads fail and lose their packets.
+    let enabled = header(TUNNEL_VNET_HEADER_BYTES)
+        .and_then(|()| sys::set_tun_offload(device, TUN_F_PLAIN | TUN_F_UDP_TUNNELS));
+    if let Err(error) = &enabled {
+        tracing::debug!(%error, "the kernel hands over no super-packets of tunnels");
+        if let Err(error) = header(VNET_HEADER_BYTES).and_then(|()| sys::set_tun_offload(device, TUN_F_PLAIN))
+        {
+            tracing::warn!(%error, "the TUN device may hand over nothing (remedy: tun.offload = \"off\")");
+        }
+    }
+    enabled.is_ok()
 }
 
 /// Makes the device with the most that the kernel gives: several queues and offload, one of them, none; and whether it may

@@ -71,7 +71,17 @@ impl Running {
         let kept_out = self.registry.kept_out(&fresh.peers);
         let twins = fresh.twins.clone();
         let state_file = fresh.state_dir.join(state::FILE_NAME);
-        let mut plan = plan_beside(&running, &self.live_peers(), fresh);
+        let live = self.live_peers();
+        let of_state = live.iter().filter(|peer| peer.origin == config::PeerOrigin::State).count();
+        let has_state = of_state == 0 || state_file.exists();
+        if !has_state {
+            notes.push(format!(
+                "{} is not there: its {of_state} peers are left as they are (remedy: restore it, or write an empty file to remove \
+                 them)",
+                state_file.display()
+            ));
+        }
+        let mut plan = plan_beside(&running, &live, fresh, has_state);
         // What is said of a peer that is kept out has no effect.
         plan.changes.retain(|change| {
             let of = |name: &Arc<str>| change.what.starts_with(&format!("peer \"{name}\""));

@@ -100,8 +100,9 @@ impl Tunnel {
         let failed = |what| move |error| TunnelError::of_setting(&tun.name, what, error);
         let mut netlink = Netlink::open().map_err(failed("the device"))?;
         before(&mut netlink, tun)?;
-        let device = TunDevice::open(&tun.name, workers, tun.offload)
+        let mut device = TunDevice::open(&tun.name, workers, tun.offload)
             .map_err(|error| TunnelError::of_device(&tun.name, error))?;
+        device.join_tunnels(net::tunnels::probe);
         set_quiet(&tun.name);
         let start = worker::first_mtu(config).max(LEAST_MTU);
         let change = LinkChange { up: true, mtu: Some(start), queue_packets: Some(QUEUE_PACKETS) };

@@ -23,6 +23,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use crate::sys;
 
 mod followed;
+pub mod interfaces;
 mod rules;
 mod way;
 

@@ -22,10 +22,10 @@ impl Control {
     pub(super) fn welcome(&mut self, incoming: Incoming, underlay: UnderlayId, now: Instant) -> bool {
         let refused = if self.acceptor.is_closed() {
             Some(Refused::Draining)
-        } else if self.guests.crypto.is_none() || !self.guests.make_room(now) {
-            Some(Refused::Full)
         } else if !self.guests.may_begin(now) {
             Some(Refused::Hurry)
+        } else if self.guests.crypto.is_none() || !self.guests.make_room(now) {
+            Some(Refused::Full)
         } else {
             None
         };
@@ -115,7 +115,7 @@ impl Control {
             let path = Path { destination: transmit.destination, source: transmit.src_ip, tos: ecn };
             let segment = transmit.segment_size.unwrap_or(transmit.size).max(1);
             let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
-            self.guests.stats.packets_blocked += underlays.packets(lanes, guest.underlay, &burst, now) as u64;
+            self.stats.packets_blocked += underlays.packets(lanes, guest.underlay, &burst, now) as u64;
         }
     }
 }

@@ -326,7 +326,7 @@ impl Control {
                     self.lists.touch(handle, &mut connection.listed);
                     return Given::Read;
                 }
-                if self.guests.packet(handle, event) {
+                if self.guests.packet(handle, event, now) {
                     self.stats.quic_packets += 1;
                     return Given::Read;
                 }

@@ -144,7 +144,7 @@ impl LaneHost {
         let bursts = rate.is_none_or(|rate| rate >= LEAST_BURST_RATE);
         slot.core
             .plan_mtu_search(bursts, destination.map_or(TRANSMIT_CAPACITY, |to| usual_packet(to).into()));
-        cx.begin_to_bound_packets(id, now);
+        self.begin_to_bound_packets(cx, id, now);
         let Some(slot) = cx.sockets.lanes.get_mut(id) else { return };
         slot.size.search(&mut slot.core);
         let from = slot.paths.take_moved();

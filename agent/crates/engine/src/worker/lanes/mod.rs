@@ -30,6 +30,10 @@ pub(crate) struct LaneHost {
     limits: LaneLimits,
     /// Lanes to look at after the sockets were served; almost always none.
     quiet: Vec<QuietLane>,
+    /// Lanes whose interface was not known when they came up.
+    unknown: Vec<LaneId>,
+    /// Which lanes are looked at in this second, of [`size`]'s ten.
+    looks: u32,
 }
 
 /// A lane on which nothing was heard for long when its timer fired, while its socket may have had something unread.

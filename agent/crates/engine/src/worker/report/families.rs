@@ -256,6 +256,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_gate_incomplete_expired_total", &[], "ClientHellos given up because a datagram of them did not come within 3 s.", |it, out| out.add(&[], it.incomplete_expired)),
     gauge("culvert_http_connections", &[], "QUIC connections of clients that named one of http.names, closing ones included.", |it, out| out.add(&[], it.web.open as u64)),
     counter("culvert_http_connections_total", &[], "Connections of clients that named one of http.names and were accepted.", |it, out| out.add(&[], it.web.accepted)),
+    counter("culvert_http_dropped_packets_total", &[], "Packets of those connections that were dropped unopened, because a worker had opened 10,000 of them in this second.", |it, out| out.add(&[], it.web.unopened)),
     counter("culvert_http_refused_total", &["reason"], "Connections of clients that named one of http.names which were not accepted, or closed, by reason.", |it, out| out.each(it.web.refused.by_label())),
     counter("culvert_http_requests_total", &["outcome"], "Requests of clients that named one of http.names, by outcome.", |it, out| out.each(it.web.requests.by_label())),
     gauge("culvert_sessions", &["key_exchange"], "Sessions, by the key exchange of their control connection.", |it, out| out.each(it.sessions.by_label())),

@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use base::ids::PeerId;
-use dataplane::{lanes::LaneId, peer::PeerStanding};
+use dataplane::peer::PeerStanding;
 
 use crate::{
     origin::PeerOrigin,
@@ -43,7 +43,8 @@ impl Worker {
         self.tunnel.check_tun(&mut self.cx, &self.sessions.control, now);
         self.reconcile(now);
         self.look_at_narrow(now);
-        self.follow_interfaces(now);
+        self.host.follow_interfaces(&mut self.cx, now);
+        self.settle_effects(now);
         self.settle_effects(now);
         self.tcp.count_stalled(&mut self.cx, now);
         self.tunnel.sample_rates(&mut self.cx, now);
@@ -59,17 +60,6 @@ impl Worker {
         self.cx.shrink();
         self.cx.sockets.underlays.free_spare();
         self.cx.timers.arm(Timer::Housekeeping, now + HOUSEKEEPING_INTERVAL);
-    }
-
-    /// Once a second, and when interfaces are known that were asked for: follows what they take, and the rates of the peers.
-    pub(crate) fn follow_interfaces(&mut self, now: Instant) {
-        let up = self.cx.sockets.lanes.iter().filter(|(_, slot)| slot.is_up());
-        let up: Vec<LaneId> = up.map(|(id, _)| id).collect();
-        for lane in up {
-            self.cx.bound_packets(lane, now);
-            self.cx.note_path_packet(lane, now);
-            self.settle_effects(now);
-        }
     }
 }
 

@@ -242,7 +242,7 @@ impl Worker {
             Timer::Dial(peer) => sessions.dial(cx, peer, now),
             Timer::Tcp(id) => tcp.tcp_timeout(cx, sessions, id, now),
             Timer::Keepalive => tcp.look_at_watched(cx, sessions, now),
-            Timer::Interfaces => self.follow_interfaces(now),
+            Timer::Interfaces => host.look_at_unknown(cx, now),
             Timer::Publish => self.publish(now),
             Timer::Housekeeping => self.housekeeping(now),
             Timer::Decoys => decoy.expire_flows(cx, now),

@@ -7,13 +7,14 @@ use std::{
     collections::HashMap,
     io,
     net::SocketAddr,
+    rc::Rc,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
     time::Duration,
 };
 
 use base::clock::{Clock, SystemClock};
 
-use crate::{batch::MAX_MESSAGE_BYTES, netlink::Netlink};
+use crate::{Ways, batch::MAX_MESSAGE_BYTES, netlink::Netlink};
 
 /// From one look at the kernel's routes to the next (our choice: a route is asked for and read in some 20 µs).
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
@@ -67,6 +68,12 @@ impl Interfaces {
             .name("culvert-ways".to_owned())
             .spawn(move || looked_at.run(netlink, mark))?;
         Ok(Self { shared })
+    }
+
+    /// [`Self::largest_datagram`], for one thread.
+    #[must_use]
+    pub fn ways(self: Arc<Self>) -> Ways {
+        Rc::new(move |to| self.largest_datagram(to))
     }
 
     /// The largest datagram, in bytes of UDP payload, that the interface on the way to `to` takes; `None` if that is not known, or not

@@ -13,7 +13,7 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket},
-    os::fd::{AsFd, BorrowedFd},
+    os::fd::AsFd,
     time::Duration,
 };
 
@@ -22,7 +22,7 @@ use ip::{
     merge::Merger,
     packets::{Packet, PacketDelivery, TunOffload, TunnelOffload},
     view::{IPV4_HEADER, IPV6_HEADER, IpView, TCP, UDP},
-    vnet::{TUNNEL_VNET_HEADER_BYTES, VNET_HEADER_BYTES, VnetHeader},
+    vnet::VnetHeader,
 };
 use ipnet::IpNet;
 use socket2::{Domain, Protocol, Socket, Type};
@@ -31,14 +31,8 @@ use tun_rs::{DeviceBuilder, SyncDevice};
 use crate::{
     netlink::{LinkChange, Netlink},
     sys,
+    tun::cut_tunnels,
 };
-
-/// The offloads of linux/if_tun.h: checksums, TCP and UDP over both versions of IP.
-const TUN_F_PLAIN: libc::c_uint =
-    libc::TUN_F_CSUM | libc::TUN_F_TSO4 | libc::TUN_F_TSO6 | libc::TUN_F_USO4 | libc::TUN_F_USO6;
-
-/// Super-packets inside of UDP tunnels without an outer checksum, and with one (Linux 6.17).
-const TUN_F_UDP_TUNNELS: libc::c_uint = 0x80 | 0x100;
 
 /// How long a super-packet may take from the device to a socket of this host; in each version of IP one may be waited for in vain.
 const PATIENCE: Duration = Duration::from_millis(20);
@@ -65,25 +59,9 @@ const UDP_HEADER: usize = 8;
 const PACKETS: usize = 3;
 const SEGMENT: usize = 600;
 
-/// Has a TUN device hand over super-packets inside of tunnels, behind the longer virtio header; false where the kernel has none,
-/// and then the device is as it was.
-pub(crate) fn enable(device: BorrowedFd<'_>) -> bool {
-    let header = |bytes: usize| sys::set_vnet_header(device, bytes as libc::c_int);
-    // In this order: with these offloads and the short header, reads fail and lose their packets.
-    let enabled = header(TUNNEL_VNET_HEADER_BYTES)
-        .and_then(|()| sys::set_tun_offload(device, TUN_F_PLAIN | TUN_F_UDP_TUNNELS));
-    if let Err(error) = &enabled {
-        tracing::debug!(%error, "the kernel hands over no super-packets of tunnels");
-        if let Err(error) = header(VNET_HEADER_BYTES).and_then(|()| sys::set_tun_offload(device, TUN_F_PLAIN))
-        {
-            tracing::warn!(%error, "the TUN device may hand over nothing (remedy: tun.offload = \"off\")");
-        }
-    }
-    enabled.is_ok()
-}
-
 /// Tries what of it may be written, on a kernel that hands them over.
-pub(crate) fn probe() -> TunnelOffload {
+#[must_use]
+pub fn probe() -> TunnelOffload {
     let mut offload = TunnelOffload { cut: true, ..TunnelOffload::default() };
     match Link::open() {
         Ok(mut link) => {
@@ -118,7 +96,7 @@ impl Link {
         let builder = DeviceBuilder::new().name("culvert-probe%d").offload(true);
         let device = builder.inherit_enable_state().build_sync()?;
         device.set_nonblocking(true)?;
-        if !enable(device.as_fd()) {
+        if !cut_tunnels(device.as_fd()) {
             return Err(io::ErrorKind::Unsupported.into());
         }
         let (index, mut netlink) = (device.if_index()?, Netlink::open()?);
