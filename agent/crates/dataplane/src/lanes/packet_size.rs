@@ -113,9 +113,13 @@ impl PacketSize {
         Some(found)
     }
 
-    /// The local socket has refused a packet of `bytes` bytes: none as large is sent, or promised, from now on.
+    /// The local socket has refused a packet of `bytes` bytes: none as large is sent, or promised, from now on. That is what the interface
+    /// allows until it is looked at again ([`Self::limit`]), which may find that it was so for a moment only.
     pub fn refused(&mut self, core: &mut Lane, bytes: usize, now: Instant) {
         core.packet_refused(bytes.max(TRANSMIT_CAPACITY + 1), now);
+        if bytes > TRANSMIT_CAPACITY {
+            self.limit(core, self.largest().min(bytes - 1), now);
+        }
         if bytes <= TRANSMIT_CAPACITY {
             let narrow = self.narrow.get_or_insert(Narrow { refused: bytes, since: now, last: now });
             (narrow.refused, narrow.last) = (narrow.refused.min(bytes), now);

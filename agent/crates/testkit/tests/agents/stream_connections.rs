@@ -458,8 +458,8 @@ fn stream_connections_begin_with_packets_as_large_as_the_lanes_have_proved() {
     for host in [ENTRY, EXIT] {
         forwarding.pair.world.fabric.set_device_mtu(host, 8_972);
     }
-    // The interfaces are looked at once a second.
-    forwarding.pair.world.run(3 * SECOND);
+    // The interface of each lane is looked at once in ten seconds.
+    forwarding.pair.world.run(11 * SECOND);
     let entry = forwarding.pair.entry;
     let largest = forwarding.pair.world.metric(entry, "culvert_lane_packet_bytes{peer=\"exit\"}");
     assert_eq!(largest, 8_972);
