@@ -1,7 +1,9 @@
 //! How large the datagrams are that the interfaces on the ways to peers take.
 //!
-//! The kernel is asked on a thread of its own, because another program may hold its tables for long. What was asked for is looked at
-//! again every [`LOOK_AGAIN`], so that another route or a changed interface is followed, and forgotten when nobody asks any more.
+//! The kernel is asked on a thread of its own, because another program may hold its tables for long. Whoever asks for an address first
+//! waits for the answer, [`PATIENCE`] at most: a connection cannot change the bounds of its search once it is made. What was asked for
+//! is looked at again every [`LOOK_AGAIN`], so that another route or a changed interface is followed, and forgotten when nobody asks any
+//! more.
 
 use std::{
     collections::HashMap,
@@ -9,7 +11,7 @@ use std::{
     net::SocketAddr,
     rc::Rc,
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base::clock::{Clock, SystemClock};
@@ -18,6 +20,12 @@ use crate::{Ways, batch::MAX_MESSAGE_BYTES, netlink::Netlink};
 
 /// From one look at the kernel's routes to the next (our choice: a route is asked for and read in some 20 µs).
 const LOOK_AGAIN: Duration = Duration::from_secs(10);
+
+/// How long the first to ask for an address waits (our choice: a hundred times what the kernel takes).
+const PATIENCE: Duration = Duration::from_millis(2);
+
+/// After an answer that took longer nobody waits for so long.
+const IMPATIENT: Duration = Duration::from_secs(1);
 
 /// Looks after which an address that nobody has asked for is forgotten.
 const FORGOTTEN_AFTER: u8 = 6;
@@ -36,12 +44,16 @@ struct Shared {
     table: Mutex<Table>,
     /// Notified when a worker asks for an address that is not known, and when the thread is to end.
     changed: Condvar,
+    /// Notified when such addresses were looked at.
+    answered: Condvar,
 }
 
 #[derive(Debug, Default)]
 struct Table {
     /// By address, of which the port is 0.
     ways: HashMap<SocketAddr, Way>,
+    /// Until when nobody waits for the kernel, because it was slow.
+    slow_until: Option<Instant>,
     is_wanted: bool,
     is_stopped: bool,
 }
@@ -77,7 +89,7 @@ impl Interfaces {
     }
 
     /// The largest datagram, in bytes of UDP payload, that the interface on the way to `to` takes; `None` if that is not known, or not
-    /// yet: it is a moment after it was first asked for.
+    /// yet. Waits for 2 ms at most, once for each address.
     #[must_use]
     pub fn largest_datagram(&self, to: SocketAddr) -> Option<usize> {
         let mut table = self.shared.lock();
@@ -90,6 +102,7 @@ impl Interfaces {
             table.ways.insert(to, Way::default());
             table.is_wanted = true;
             self.shared.changed.notify_one();
+            return self.shared.answer(table, to);
         }
         None
     }
@@ -106,6 +119,18 @@ impl Drop for Interfaces {
 impl Shared {
     fn lock(&self) -> MutexGuard<'_, Table> {
         self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Waits for what the kernel says of `to`, unless it was slow a moment ago.
+    fn answer(&self, table: MutexGuard<'_, Table>, to: SocketAddr) -> Option<usize> {
+        if table.slow_until.is_some_and(|until| SystemClock.now() < until) {
+            return None;
+        }
+        let unknown = |table: &mut Table| table.ways.get(&to).is_some_and(|way| !way.is_looked_at);
+        let waited = self.answered.wait_timeout_while(table, PATIENCE, unknown);
+        let (mut table, waited) = waited.unwrap_or_else(PoisonError::into_inner);
+        table.slow_until = waited.timed_out().then(|| SystemClock.now() + IMPATIENT);
+        table.ways.get(&to).and_then(|way| way.most)
     }
 
     fn run(&self, mut netlink: Netlink, mark: u32) {
@@ -142,6 +167,7 @@ impl Shared {
                     way.is_looked_at = true;
                     way.unasked += u8::from(all);
                 }
+                self.answered.notify_all();
             }
             if all {
                 self.lock().ways.retain(|_, way| way.unasked < FORGOTTEN_AFTER);
@@ -187,11 +213,25 @@ mod tests {
     #[test]
     fn loopback_takes_what_fits_into_its_mtu() {
         let interfaces = Interfaces::start(0).unwrap();
-        assert_eq!(interfaces.largest_datagram("127.0.0.1:1".parse().unwrap()), None, "not at once");
         assert_eq!(known(&interfaces, "127.0.0.1:4433"), Some(65_507));
         assert!([None, Some(65_488)].contains(&known(&interfaces, "[::1]:4433")));
         // Nothing is sent to it.
         assert_eq!(known(&interfaces, "[100::1]:1").filter(|most| *most > 65_488), None);
+    }
+
+    #[test]
+    fn nobody_waits_for_a_kernel_that_was_slow() {
+        // There is no thread that would answer.
+        let interfaces = Interfaces { shared: Arc::default() };
+        let asked = |port| interfaces.largest_datagram(SocketAddr::from(([192, 0, 2, port], 1)));
+        let began = SystemClock.now();
+        assert_eq!(asked(1), None);
+        let first = SystemClock.now() - began;
+        assert!(first >= PATIENCE, "{first:?}");
+        assert!(interfaces.shared.lock().slow_until.is_some());
+        assert_eq!([asked(1), asked(2), asked(3)], [None; 3]);
+        let until = interfaces.shared.lock().slow_until;
+        assert!(until.is_some_and(|until| until <= began + first + IMPATIENT), "and is not waited for again");
     }
 
     #[test]
