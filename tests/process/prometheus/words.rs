@@ -79,6 +79,21 @@ fn comments_name_their_subject() {
     assert!(!is_obscure("`None` if there is none.") && !is_obscure("it is nonetheless"));
 }
 
+#[test]
+fn an_example_that_runs_is_no_comment() {
+    for package in Package::all() {
+        let has_lib = package.sources.iter().any(|(path, _)| path.ends_with("src/lib.rs"));
+        assert!(!has_lib || package.manifest.contains("doctest = false"), "{}", package.manifest);
+        for (path, text) in &package.sources {
+            let fences = |fence: &str| text.lines().filter(|line| line.trim_start().ends_with(fence)).count();
+            let opened = fences("/ ```text") + fences("! ```text");
+            let closed = fences("/ ```") + fences("! ```");
+            // Rustdoc would take a minute to find none: it is a test, an example, or text.
+            assert_eq!(opened, closed, "{}: an example in a comment is not run", path.display());
+        }
+    }
+}
+
 /// The value of an option in the words of a command.
 fn value<'a>(words: &[&'a str], option: &str) -> Option<&'a str> {
     words.iter().position(|word| *word == option).and_then(|at| words.get(at + 1).copied())

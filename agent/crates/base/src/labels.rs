@@ -4,8 +4,8 @@
 /// [`Labelled`](crate::counts::Labelled), so that something can be counted by its variants ([`Counts`](crate::counts::Counts)). A label is a contract with operators
 /// (a metric, the JSON of a command, a line of the log), so it is written out and not made from the variant's name.
 ///
-/// ```
-/// culvert_base::labelled! {
+/// ```text
+/// labelled! {
 ///     /// The state of a door.
 ///     #[derive(Clone, Copy)]
 ///     pub enum Door {
@@ -15,7 +15,7 @@
 ///         Ajar => "ajar",
 ///     }
 /// }
-/// assert_eq!((Door::COUNT, Door::LABELS, Door::Ajar.label()), (2, ["shut", "ajar"], "ajar"));
+/// (Door::COUNT, Door::LABELS, Door::Ajar.label()) == (2, ["shut", "ajar"], "ajar")
 /// ```
 #[macro_export]
 macro_rules! labelled {
