@@ -162,8 +162,8 @@ class Culvert(Way):
         return harness.Samples(text)
 
 
-def cabled(processes):
+def cabled(processes, mtu):
     """Two namespaces with a veth pair, as `l3` has them."""
     import l3_ways
 
-    return tuple(l3_ways.cable(processes)), UNDERLAY
+    return tuple(l3_ways.cable(processes, mtu)), UNDERLAY

@@ -73,14 +73,14 @@ class Host:
         return json.loads(self.run("ip", "-json", "link", "show", "dev", device))[0]["mtu"]
 
 
-def cable(processes):
-    """The two hosts, with a veth pair between them as the kernel makes it: 1500 bytes, and every offload."""
+def cable(processes, mtu=1500):
+    """The two hosts, with a veth pair between them as the kernel makes it, with every offload, and this MTU."""
     hosts = [Host(processes, name) for name in ("left", "right")]
     ends = [str(host.holder.pid) for host in hosts]
     output(["ip", "link", "add", "veth0", "netns", ends[0], "type", "veth", "peer", "name", "veth0", "netns", ends[1]])
     for host, address in zip(hosts, UNDERLAY, strict=True):
         host.run("ip", "address", "add", f"{address}/24", "dev", "veth0")
-        host.run("ip", "link", "set", "veth0", "up")
+        host.run("ip", "link", "set", "veth0", "mtu", mtu, "up")
     return hosts
 
 
@@ -181,7 +181,7 @@ class Agents:
     """An agent of Culvert at both ends; the left one dials. `own` and `peer` are lines of the left and the right
     configuration, beside the defaults: on the agent itself, and about its peer."""
 
-    def __init__(self, kind, hosts, number, underlay, program, own, peer=("", "")):
+    def __init__(self, kind, hosts, number, underlay, program, own, peer=("", ""), largest="auto"):
         self.hosts, self.daemons, self.metrics, port = hosts, [], METRICS_PORT + number, CULVERT_PORT + number
         folder = Path(tempfile.mkdtemp(prefix=f"{kind}-", dir=hosts[0].processes.path))
         for host in hosts:
@@ -193,7 +193,9 @@ class Agents:
 identity = {{ key_file = "{folder}/{host.name}.key", state_dir = "{folder}/{host.name}" }}
 control = {{ socket = "" }}
 metrics = {{ listen = "127.0.0.1:{self.metrics}" }}
-{f"transport = {{ listen = [{at}] }}" if end else ""}
+[transport]
+max_packet = {json.dumps(largest)}
+{f"listen = [{at}]" if end else ""}
 {own[end]}
 [[peer]]
 name = "{other}"
@@ -215,9 +217,9 @@ public_key = "{output([program, "pubkey", folder / f"{other}.key"]).strip()}"
 
 class Culvert(Way):
     """An agent at both ends, with the configuration's defaults and these lines about the peer. With `routes`, so many routes of
-    the kernel at each end lead to the peer, which they choose, beside those of its address."""
+    the kernel at each end lead to the peer, which they choose, beside those of its address. `largest` is `transport.max_packet`."""
 
-    def __init__(self, kind, hosts, number, program=CULVERT, peer=(), routes=None):
+    def __init__(self, kind, hosts, number, program=CULVERT, peer=(), routes=None, largest="auto"):
         super().__init__(kind, hosts, number)
         self.version, self.device = output([program, "--version"]).strip(), f"culvert{number}"
         own = [f'[tun]\nname = "{self.device}"\naddress = ["{self.inner(end)}/24"]' for end in (0, 1)]
@@ -225,7 +227,7 @@ class Culvert(Way):
         if routes is not None:
             own = [f'{lines}\nrouting = "kernel"' for lines in own]
             about = [f'{lines}\naddress = ["{self.inner(1 - end)}"]' for end, lines in enumerate(about)]
-        self.agents = Agents(kind, hosts, number, self.underlay, program, own, about)
+        self.agents = Agents(kind, hosts, number, self.underlay, program, own, about, largest)
         self.daemons = self.agents.daemons
         self.wait()
         if routes:
