@@ -53,7 +53,7 @@ use tokio::{
 
 use crate::{
     admin::{self, Admin, PageSlot},
-    site,
+    site, tunnels,
 };
 
 /// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
@@ -102,6 +102,7 @@ impl Daemon {
         let config = Arc::new(config);
         let hub = Hub::new(workers, config.peers.len(), now);
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
+        metrics.show_users(&hub.users);
         let registry = PeerRegistry::new(&config, identity.public_key());
         registry.attach(&hub);
         if let Some(previous) = identity.previous() {
@@ -140,6 +141,7 @@ impl Daemon {
                 hub,
                 metrics,
                 site: Some(site::client()),
+                tunnels: Some(tunnels::server()),
                 tun,
             };
             let (thread, bound) = start.spawn(setup, Arc::clone(&ended))?;

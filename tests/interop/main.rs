@@ -15,6 +15,7 @@
 //! | what breaks the protocol, and what only seems to | `violations.rs` |
 //! | a client in Python on aioquic | `aioquic.rs`, `aioquic_client.py` |
 //! | a client of HTTP/3 on aioquic, at a port that is a web server too | `web.rs`, `web_client.py` |
+//! | users of that web server | `users.rs`, `users_client.py` |
 //! | the agent's key-exchange group against OpenSSL's, over TCP | `openssl.rs`, `openssl_peer.py` |
 //!
 //! The implementation in Go, with lanes, is a module of its own in `go/`: `go/check` runs its tests.
@@ -32,5 +33,6 @@ mod protobuf;
 mod quinn_client;
 mod streams;
 mod tls;
+mod users;
 mod violations;
 mod web;

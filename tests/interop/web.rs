@@ -26,7 +26,7 @@ use culvert_tests::{
     venv,
 };
 
-const NAME: &str = "gw.example.net";
+pub(crate) const NAME: &str = "gw.example.net";
 
 /// The client's own limit is shorter.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
@@ -104,21 +104,27 @@ fn answer(stream: &TcpStream, heads: &Mutex<Vec<String>>) -> std::io::Result<()>
     write!(&mut &*stream, "HTTP/1.1 200 OK\r\ncontent-length: {length}\r\n{fields}\r\n\r\n{page}")
 }
 
-/// A pair whose exit is a web server, too, and a client of its echo.
-fn pair(folder: &Path, site: Option<SocketAddr>) -> (Pair, Client, Echo, String) {
+/// A section `[http]` with a certificate of its own, and the path of that.
+pub(crate) fn http_section(folder: &Path, site: Option<SocketAddr>) -> (String, String) {
     let [chain, key] = certificate(folder);
-    let (echo, ingress) = (Echo::new(), ports::loopback());
     let site = site.map_or_else(String::new, |address| format!("site = \"http://{address}\"\n"));
     let http = format!(
         "[http]\ncertificate_file = \"{}\"\nkey_file = \"{}\"\nnames = [\"{NAME}\"]\n{site}",
         chain.display(),
         key.display()
     );
+    (http, chain.to_str().unwrap().to_owned())
+}
+
+/// A pair whose exit is a web server, too, and a client of its echo.
+fn pair(folder: &Path, site: Option<SocketAddr>) -> (Pair, Client, Echo, String) {
+    let (http, chain) = http_section(folder, site);
+    let (echo, ingress) = (Echo::new(), ports::loopback());
     let plan = Plan::default().service("echo", echo.address, "").forward("echo", ingress).exit(&http);
     let mut client = Client::new(0, ingress);
     let pair = plan.start();
     client.reach();
-    (pair, client, echo, chain.to_str().unwrap().to_owned())
+    (pair, client, echo, chain)
 }
 
 fn requests(agent: &Agent, outcome: &str, count: u64) {

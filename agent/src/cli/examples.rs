@@ -94,6 +94,16 @@ const EXAMPLES: &[Example] = &[
     to("another service, and no more than 20 Mbit/s", "culvert peer set phone --service +web --rate 20Mbit"),
     to("a peer for the configuration file", "culvert peer export branch"),
     to("shut somebody out, at once", "culvert peer remove phone"),
+    to(
+        "a user who may reach a service and a network",
+        "culvert user add anna --service web --network 10.1.0.0/16",
+    ),
+    to(
+        "one more network, until the end of the year",
+        "culvert user set anna --network +10.2.0.0/16 --expires 2027-01-01",
+    ),
+    to("a new password", "culvert user set anna --new-password"),
+    to("shut a user out, at once", "culvert user remove anna"),
     to("reset a TCP connection whose reader has stopped", "culvert forward end 5f3a9c-17"),
     to("before this exit of several is stopped", "culvert drain --within 30"),
     to("this host alone, without agents", "culvert bench --direct"),

@@ -35,6 +35,7 @@ mod reference;
 mod reload;
 mod run;
 mod status;
+mod user;
 mod watch;
 
 /// Carries UDP flows, IP packets and TCP forwards between sites over QUIC
@@ -60,6 +61,7 @@ enum Command {
     Reload(reload::Reload),
     Drain(drain::Drain),
     Peer(peer::Peer),
+    User(user::User),
     Forward(forward::Forward),
     Qlog(qlog::Qlog),
     Bench(Box<Bench>),
@@ -153,6 +155,7 @@ impl Cli {
             Command::Reload(command) => command.execute(),
             Command::Drain(command) => command.execute(),
             Command::Peer(command) => command.execute(),
+            Command::User(command) => command.execute(),
             Command::Forward(command) => command.execute(),
             Command::Qlog(command) => command.execute(),
             Command::Bench(command) => {

@@ -68,6 +68,11 @@ impl Offline {
 }
 
 impl Reach {
+    /// The configuration file that was named.
+    pub(super) fn file(&self) -> Option<&std::path::Path> {
+        self.config.as_deref()
+    }
+
     /// Asks the daemon, and turns its refusal into a failure.
     pub(super) fn ask(&self, request: &Request) -> Result<Reached, Failure> {
         let config = match (&self.config, &self.socket) {

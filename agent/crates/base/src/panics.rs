@@ -45,6 +45,8 @@ crate::labelled! {
         Resolver => "resolver",
         /// A request to the site of `[http]`.
         Site => "site",
+        /// A session of a user.
+        Users => "users",
     }
 }
 

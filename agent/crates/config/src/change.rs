@@ -1,4 +1,4 @@
-//! A change of one peer of the state file: what `culvert peer set` asks for.
+//! A change of one peer or one user of the state file: what `culvert peer set` and `culvert user set` ask for.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,9 +7,9 @@ use toml::{Table, Value};
 
 use crate::{prefix::allowed_prefix, state::StateError};
 
-/// A change of a peer of the state file, not checked yet. On the control socket it is the JSON of `peer-set`.
+/// A change of a peer or a user of the state file, not checked yet. On the control socket it is the JSON of `peer-set` and `user-set`.
 ///
-/// First `set` and `unset`, then `remove`, then `add`: each of them is about keys of its `[[peer]]`.
+/// First `set` and `unset`, then `remove`, then `add`: each of them is about keys of its `[[peer]]` or `[[user]]`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PeerChange {
@@ -32,6 +32,7 @@ pub struct PeerChange {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged)]
 pub enum KeyValue {
+    Switch(bool),
     Number(u32),
     Text(String),
     List(Vec<String>),
@@ -40,6 +41,7 @@ pub enum KeyValue {
 impl KeyValue {
     fn to_toml(&self) -> Value {
         match self {
+            Self::Switch(on) => (*on).into(),
             Self::Number(number) => i64::from(*number).into(),
             Self::Text(text) => text.as_str().into(),
             Self::List(list) => list.clone().into(),

@@ -25,6 +25,8 @@ pub(super) struct Checks {
     pub(super) report: Report,
     /// The names of our services, by their index.
     pub(super) services: Vec<Arc<str>>,
+    /// The indices of those with `upstream = "any"`, which are granted to nobody by name.
+    pub(super) any: BTreeSet<usize>,
     /// The peers that were read, by their index.
     pub(super) peers: Vec<Arc<str>>,
     /// The peer that is being read.

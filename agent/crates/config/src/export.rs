@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, sync::Arc};
 
 use crate::{
-    Peer, Service,
+    Peer, Service, User,
     kinds::{Kind, Names},
     section::{Key, Section, Walker},
 };
@@ -16,6 +16,17 @@ pub fn peer_toml(peer: &Peer, services: &[Service]) -> String {
     let names = Names { services: &services, peers: &[] };
     let mut writer = Writer { text: &mut text, before: "", names };
     peer.clone().walk(&Peer::default(), &mut writer);
+    text
+}
+
+/// The `[[user]]` of `user`, whose services are those of the list.
+#[must_use]
+pub fn user_toml(user: &User, services: &[Service]) -> String {
+    let services: Vec<Arc<str>> = services.iter().map(|service| Arc::clone(&service.name)).collect();
+    let mut text = "[[user]]\n".to_owned();
+    let names = Names { services: &services, peers: &[] };
+    let mut writer = Writer { text: &mut text, before: "", names };
+    user.clone().walk(&User::default(), &mut writer);
     text
 }
 

@@ -322,6 +322,10 @@ pub(super) fn granted() -> Kind<Vec<usize>> {
         let name = (named().read)(given.again())?;
         let Given { at, checks, .. } = given;
         let index = index_of(&name, &checks.services, "service")?;
+        if checks.any.contains(&index) {
+            let remedy = "remove it here: networks of a [[user]] say what is reached through it";
+            return Err(bad(format!("{name:?} has no address of its own"), remedy));
+        }
         let is_new = checks.granted.insert(format!("{:?} {} {index}", at.file, at.list()));
         is_new.then_some(index).ok_or_else(|| bad("is named twice", "remove one"))
     };

@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
-//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs` |
+//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs` |
 //! | what follows from such a declaration, and how a file is walked | `section.rs` |
 //! | what a value may be | `kinds.rs`; what it may be beside others: `checks.rs`, `resolve.rs` |
 //! | where the key is when systemd hands it over | `credential.rs` |
@@ -24,7 +24,7 @@
 //!   resolve
 //!   state
 //!   tun
-//!   peers
+//!   peers   users
 //!   sections
 //!   repair
 //!   section                   how sections declare their keys, and how they are read
@@ -88,6 +88,9 @@ mod token;
 mod tun;
 #[cfg(test)]
 mod tun_tests;
+mod users;
+#[cfg(test)]
+mod users_tests;
 mod value;
 
 pub use checks::MOST_HOLDERS;
@@ -105,6 +108,7 @@ pub use token::{Token, TokenError};
 pub use tun::{
     INNER_REMEDY, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
+pub use users::{MAX_USERS, Network, NewUser, User};
 pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
@@ -140,6 +144,8 @@ pub struct Config {
     pub tcp: Vec<Forward>,
     /// What our peers may reach through us.
     pub services: Vec<Service>,
+    /// Who may go through the web server: those of the configuration, then those of the state file.
+    pub users: Vec<User>,
     /// The TUN device; `None`: no IP packets are carried.
     pub tun: Option<Tun>,
     /// Where `/metrics`, health and the status page are served, and to whom.

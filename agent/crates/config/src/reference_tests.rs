@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf, process::Command, sync::mpsc, thread, time::Du
 use gate::identity::Identity;
 
 use crate::{
-    Access, Config, Forward, Limits, Log, Peer, Service, Transport, Tun, kinds,
+    Access, Config, Forward, Limits, Log, Peer, Service, Transport, Tun, User, kinds,
     kinds::Names,
     reload::{self, Effect, Kind, Plan},
     reload_tests::parse,
@@ -60,6 +60,7 @@ fn rows() -> Vec<Row> {
     of::<Forward>("udp", &mut rows);
     of::<sections::TcpForward>("tcp", &mut rows);
     of::<Service>("service", &mut rows);
+    of::<User>("user", &mut rows);
     of::<Tun>("tun", &mut rows);
     of::<sections::Admin>("metrics", &mut rows);
     of::<sections::Http>("http", &mut rows);
@@ -214,7 +215,13 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "identity.key_file" => "\"other.key\"",
         "transport.listen" => "[\"0.0.0.0:4434\"]",
         "access.services" => "[\"dns\"]",
-        "peer.services" => "[]",
+        "peer.services" | "user.services" => "[]",
+        "service.upstream" => "\"127.0.0.1:5999\"",
+        "service.allow" | "service.deny" => "[\"10.7.0.0/16\"]",
+        "user.password_key" => "\"AAAAAAAAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\"",
+        "user.networks" => "[\"[fd01::/64]:443\"]",
+        "user.expires" => "\"2031-01-31\"",
+        "user.disabled" => "false",
         "udp.peer" | "tcp.peer" => "\"other\"",
         // Together with the knock of the example, and beside two peers.
         "tun.name" => "\"culvert1\"",

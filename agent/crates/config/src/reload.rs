@@ -16,7 +16,7 @@ use gate::web::WebCertificate;
 
 pub use crate::section::Effect;
 use crate::{
-    AccessMode, Config, Forward, Knock, Peer, Service, Tun,
+    AccessMode, Config, Forward, Knock, Peer, Service, Tun, User,
     kinds::{self, Names},
     problem::PeerOrigin,
     resolve::MAX_SERVICES,
@@ -112,6 +112,8 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bo
     changes.section("access.", &running.access, &mut config.access, names, &waits.access);
     let beside = BesidePeers { live: &live, follows_state, waits: &waits.peer, names };
     config.peers = plan.peers(&mut changes, &beside, config.peers, &places);
+    config.users =
+        changes.users(&running.users, config.users, |user| places.of(&user.services), follows_state, names);
     let around = |section, blocked| Around { section, running, peers: &config.peers, blocked };
     (config.udp, plan.udp_opened) =
         changes.forwards(&around("udp", &running.transport.listen), &running.udp, config.udp);
@@ -142,6 +144,17 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bo
     plan.config = (!alike || !same_peers).then_some(config);
     plan.changes = changes.0;
     plan
+}
+
+/// What it does to have `users` instead of those that run, while everything else goes on as it runs.
+#[must_use]
+pub fn plan_users(running: &Config, users: Vec<User>) -> Plan {
+    let services: Vec<_> = running.services.iter().map(|service| Arc::clone(&service.name)).collect();
+    let names = Names { services: &services, peers: &[] };
+    let mut changes = Differences::default();
+    let users = changes.users(&running.users, users, |user| user.services.clone(), true, names);
+    let config = (users != running.users).then(|| Config { users, ..running.clone() });
+    Plan { config, changes: changes.0, ..Plan::default() }
 }
 
 /// What a change of one peer does, which runs as `old` and is to run as `new`, while everything else goes on as it runs.
@@ -309,7 +322,7 @@ impl Differences {
                         (true, true) => {
                             self.section(&format!("{what}: "), old, &mut service, Names::default(), &[]);
                         }
-                        (false, true) => added.push((what, Effect::Now, service.upstream)),
+                        (false, true) => added.push((what, Effect::Now, service.place())),
                         (true, false) => kept[place] = false,
                         (false, false) => {}
                     }
@@ -317,33 +330,66 @@ impl Differences {
                 }
                 (_, _) if services.len() < MAX_SERVICES => {
                     places.push(Some(services.len()));
-                    added.push((what, Effect::Now, service.upstream));
+                    added.push((what, Effect::Now, service.place()));
                     services.push(service);
                 }
                 // A hello names no more, and a number that had another meaning is not given again.
                 (_, _) => {
                     places.push(None);
-                    added.push((what, Effect::Restart, service.upstream));
+                    added.push((what, Effect::Restart, service.place()));
                 }
             }
         }
         for ((service, kept), old) in services.iter_mut().zip(kept).zip(running) {
             if !kept && old.is_served() {
-                self.removed(format!("service \"{}\"", old.name), old.upstream.to_string(), Effect::Now);
-                (service.udp, service.tcp) = (false, false);
+                self.removed(format!("service \"{}\"", old.name), old.place(), Effect::Now);
+                service.close();
             }
         }
-        for (what, effect, upstream) in added {
-            self.added(what, upstream.to_string(), effect);
+        for (what, effect, place) in added {
+            self.added(what, place, effect);
         }
         (services, Places(places))
+    }
+}
+
+impl Differences {
+    /// The users of a new configuration as they run; those of the state file stay unless it is followed. `places` are the services of
+    /// one by their places.
+    fn users(
+        &mut self,
+        running: &[User],
+        mut fresh: Vec<User>,
+        places: impl Fn(&User) -> Vec<usize>,
+        follows_state: bool,
+        names: Names<'_>,
+    ) -> Vec<User> {
+        fresh.iter_mut().for_each(|user| user.services = places(user));
+        if !follows_state {
+            fresh.retain(|user| user.origin == PeerOrigin::Config);
+            let stay = running.iter().filter(|user| user.origin == PeerOrigin::State);
+            let stay: Vec<_> =
+                stay.filter(|old| !fresh.iter().any(|user| user.name == old.name)).cloned().collect();
+            fresh.extend(stay);
+        }
+        let what = |user: &User| format!("user \"{}\"", user.name);
+        for old in running.iter().filter(|old| !fresh.iter().any(|user| user.name == old.name)) {
+            self.removed(what(old), old.origin.words().to_owned(), Effect::Now);
+        }
+        for user in &mut fresh {
+            match running.iter().find(|old| old.name == user.name) {
+                Some(old) => self.section(&format!("{}: ", what(user)), old, user, names, &[]),
+                None => self.added(what(user), user.origin.words().to_owned(), Effect::Now),
+            }
+        }
+        fresh
     }
 }
 
 impl Service {
     /// Whether it serves anything: a removed one only keeps its place.
     pub(super) fn is_served(&self) -> bool {
-        self.udp || self.tcp
+        self.udp || self.tcp || self.is_any()
     }
 }
 

@@ -17,7 +17,7 @@ use gate::{identity::Identity, web::WebCertificate};
 
 use crate::{
     Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol, Service,
-    Transport, Tun,
+    Transport, Tun, User,
     checks::Checks,
     credential,
     directory::Texts,
@@ -27,6 +27,7 @@ use crate::{
     sections::{self, Control, TcpForward},
     state,
     token::Token,
+    users,
 };
 
 /// How many days before its end an operator is told of a certificate: clients renew them a month before.
@@ -110,13 +111,16 @@ impl Draft {
         let mut dials = !tables.is_empty();
         let (mut peers, around) = (Vec::new(), Around::new(listens, tun.as_ref()));
         checks.read_peers(tables, around, &mut peers);
+        let mut users = Vec::new();
+        let tables = root.tables("user", &mut checks.report);
+        checks.read_users(tables, &mut users);
         let state_file = state_dir.join(state::FILE_NAME);
         // Beside a configuration of which nothing could be read, every peer of the state file would be called wrong.
         match if no_state || unreadable.is_some() { Ok(None) } else { read_state(&state_file) } {
             Ok(None) => {}
             Ok(Some(text)) => {
                 dials = true;
-                checks.read_state(&text, state_file, around, &mut peers);
+                checks.read_state(&text, state_file, around, &mut peers, &mut users);
             }
             Err(cause) => {
                 let problem = format!("{} cannot be read: {cause}", state_file.display());
@@ -137,6 +141,7 @@ impl Draft {
             transport,
             listens,
             services,
+            users,
             tun,
             tun_table,
             unreadable,
@@ -276,6 +281,7 @@ struct Head<'h> {
     transport: Transport,
     listens: bool,
     services: Vec<Service>,
+    users: Vec<User>,
     tun: Option<Tun>,
     tun_table: Table<'h>,
     /// What was found wrong if the text is no configuration at all.
@@ -304,6 +310,7 @@ impl Head<'_> {
         let access = checks.read_access(&mut root, listens);
         let (admin, token_file) = checks.read_admin(&mut root, base);
         let (http, web) = checks.read_http(&mut root, base, listens);
+        checks.reachable_users(&self.users, &http, &root.at);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
         let limits = checks.read_limits(&mut root, peers.len(), self.memory);
@@ -340,6 +347,7 @@ impl Head<'_> {
             udp,
             tcp,
             services: self.services.clone(),
+            users: self.users.clone(),
             tun,
             admin,
             http,
@@ -376,7 +384,13 @@ impl Checks {
             }
             self.services.push(Arc::clone(&name));
             let service: Service = table.fill(self);
+            users::check_any(self, &table, &service);
+            if service.is_any() {
+                self.any.insert(services.len());
+            }
+            // Peers, who ask by name alone, cannot use one without an address.
             let (udp, tcp) = (service.protocol != Protocol::Tcp, service.protocol != Protocol::Udp);
+            let (udp, tcp) = (udp && !service.is_any(), tcp && !service.is_any());
             services.push(Service { name, udp, tcp, ..service });
         }
         services

@@ -15,7 +15,9 @@ use wire::repair_terms::Terms;
 use crate::{
     MAX_WORKERS,
     checks::Checks,
-    kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
+    kinds::{
+        Given, Kind, Names, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole,
+    },
     prefix::network_prefix,
     repair::repair,
     section::{Section, Walker, section},
@@ -36,6 +38,25 @@ pub(super) fn endpoint() -> Kind<Endpoint> {
 /// Returns the kind of a value that is an IP address with a port.
 fn address() -> Kind<SocketAddr> {
     text("address", value::socket_address, ToString::to_string)
+}
+
+/// The address of a service, or `"any"`.
+fn upstream() -> Kind<SocketAddr> {
+    let fixed = address().then(Checks::sendable);
+    let read = move |given: Given<'_>| match given.value.as_str() {
+        Some("any") => Ok(Service::ANYWHERE),
+        Some(_) | None => (fixed.read)(given),
+    };
+    let show = |address: &SocketAddr, _: Names<'_>| {
+        let is_any = *address == Service::ANYWHERE;
+        Shown::text(if is_any { "any".to_owned() } else { address.to_string() })
+    };
+    Kind::new("address, `\"any\"`", read, show)
+}
+
+/// Prefixes of `service.allow` and `service.deny`.
+fn prefixes(remedy: &'static str) -> Kind<Vec<IpNet>> {
+    text("prefix", network_prefix, ToString::to_string).list().not_empty(remedy)
 }
 
 /// The name of a peer, as its index; that of a peer that was removed leads nowhere.
@@ -251,9 +272,16 @@ section! {
         /// The name by which peers ask for it. Unique; at most 256 services.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
         /// The address to which its traffic goes. Host names are refused, because the packet path looks up no names. A service
-        /// that answers UDP from another address or port than this, as TFTP does, does not work.
-        upstream: SocketAddr = NOWHERE, address().then(Checks::sendable), Now,
+        /// that answers UDP from another address or port than this, as TFTP does, does not work. `"any"`: it has no address of its
+        /// own, no peer may use it, and `user.networks` are reached through it, as far as `service.allow` and `service.deny` say.
+        upstream: SocketAddr = NOWHERE, upstream(), Now,
             required "write an address and a port";
+        /// With `upstream = "any"`: the addresses that may be reached. Left out, all public ones. Loopback, private, shared
+        /// (100.64.0.0/10), link-local, multicast and IPv4-in-IPv6 addresses have to be named here, by a prefix that lies within
+        /// theirs, and this host's own addresses one by one.
+        allow: Vec<IpNet> = Vec::new(), prefixes("write what may be reached, or leave it out for all public addresses"), Now;
+        /// With `upstream = "any"`: the addresses that may not be reached, whatever `service.allow` says.
+        deny: Vec<IpNet> = Vec::new(), prefixes("write what may not be reached, or leave it out"), Now;
         /// The time without traffic after which we forget a UDP flow and close its upstream socket; a later answer is lost. An
         /// entry forgets its flows after an hour at most, whatever the exit says.
         idle: Duration = Duration::from_secs(60), time(TENTH..=Duration::from_secs(24 * 60 * 60), None), Now;
@@ -294,6 +322,30 @@ section! {
         udp: bool = true;
         /// Whether it takes TCP forwards: likewise.
         tcp: bool = true;
+    }
+}
+
+impl Service {
+    /// What stands for `upstream = "any"`: nothing can be sent there.
+    pub const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
+
+    /// Whether it has no address of its own: what is reached through it is chosen by who asks.
+    #[must_use]
+    pub fn is_any(&self) -> bool {
+        self.upstream == Self::ANYWHERE
+    }
+
+    /// Where it is, for people.
+    pub(super) fn place(&self) -> String {
+        if self.is_any() { "any".to_owned() } else { self.upstream.to_string() }
+    }
+
+    /// Closes it: it keeps its place and serves nothing.
+    pub(super) fn close(&mut self) {
+        (self.udp, self.tcp) = (false, false);
+        if self.is_any() {
+            self.upstream = NOWHERE;
+        }
     }
 }
 

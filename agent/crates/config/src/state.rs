@@ -1,4 +1,4 @@
-//! The state file `<state_dir>/peers.toml`: the peers that `culvert peer` has added.
+//! The state file `<state_dir>/peers.toml`: the peers that `culvert peer` has added, and the users that `culvert user` has.
 //!
 //! It is read with the configuration ([`Config::load`]) and changed by an [`Edit`]: one at a time, whole or not at all.
 
@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
 use crate::{
-    Config, ConfigProblems, Peer,
+    Config, ConfigProblems, NewUser, Peer, User,
     checks::Checks,
     kinds,
     peers::Around,
@@ -40,8 +40,7 @@ pub const FILE_NAME: &str = "peers.toml";
 /// How long another editor may hold the lock: it writes a small file, and the daemon's stop waits for whoever waits here.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-const HEADER: &str =
-    "# Written by culvert peer; comments are not kept. docs/configuration.md says what each key does.\n";
+const HEADER: &str = "# Written by culvert peer and culvert user; comments are not kept. docs/configuration.md says what each key does.\n";
 
 /// A peer as an operator describes it, not checked yet. On the control socket it is the JSON of `peer_add`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +108,12 @@ pub enum StateError {
     /// The file has no peer of this name, so that nothing of it can be changed.
     #[error("{}: has no peer {name:?} (remedy: see culvert peer list)", path.display())]
     NoPeer { path: PathBuf, name: String },
+    /// The file has no user of this name, so that nothing of it can be changed.
+    #[error("{}: has no user {name:?} (remedy: see culvert user list)", path.display())]
+    NoUser { path: PathBuf, name: String },
+    /// The file has a user of this name already.
+    #[error("{}: has a user {name:?} already (remedy: culvert user set, or remove the user first)", path.display())]
+    UserExists { path: PathBuf, name: String },
     /// What is to be taken out of a list is not in it.
     #[error("{key} of {name:?} has no {value:?} (remedy: it has {has:?})")]
     NotThere {
@@ -185,6 +190,24 @@ pub fn idle_note(config: &Config, new: &NewPeer) -> Option<&'static str> {
         }
         Some(_) | None => None,
     }
+}
+
+/// The users of `config`, but those of the state file as its text `state` has them.
+///
+/// # Errors
+/// Everything that is wrong with those.
+pub fn users(config: &Config, state: &str) -> Result<Vec<User>, ConfigProblems> {
+    let mut checks = Checks::default();
+    checks.services = config.services.iter().map(|service| Arc::clone(&service.name)).collect();
+    checks.any = (0..config.services.len()).filter(|index| config.services[*index].is_any()).collect();
+    let mut users = config.users.clone();
+    users.retain(|user| user.origin == PeerOrigin::Config);
+    let entries = section::parse(state, &At::file(PeerOrigin::State), &mut checks.report);
+    let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
+    let tables = root.tables("user", &mut checks.report);
+    checks.read_users(tables, &mut users);
+    let (problems, _) = checks.report.into_parts();
+    if problems.is_empty() { Ok(users) } else { Err(ConfigProblems { file: None, problems }) }
 }
 
 /// Checks `new` as if it stood in the state file, beside the peers of `known`; `own_keys` are ours.
@@ -399,6 +422,55 @@ impl Edit {
         Ok(())
     }
 
+    /// Appends the user `new`; the outcome is to be checked.
+    ///
+    /// # Errors
+    /// The file is no TOML, or has a user of that name.
+    pub fn add_user(&mut self, new: &NewUser) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        let users = state.entry("user").or_insert_with(|| Value::Array(Vec::new()));
+        if let Value::Array(users) = users {
+            if users.iter().any(|user| is_named(user, &new.name)) {
+                return Err(StateError::UserExists { path: self.path.clone(), name: new.name.clone() });
+            }
+            users
+                .push(Table::try_from(new).expect("texts, lists of texts and a truth value are TOML").into());
+        }
+        self.text = render(&state);
+        Ok(())
+    }
+
+    /// Changes a user of the file; the outcome is to be checked.
+    ///
+    /// # Errors
+    /// The file is no TOML, has no such user, or a list of the user has not what is to be taken out.
+    pub fn set_user(&mut self, change: &PeerChange) -> Result<(), StateError> {
+        let mut state = self.parse()?;
+        let users = state.get_mut("user").and_then(Value::as_array_mut).into_iter().flatten();
+        let user = users.filter(|user| is_named(user, &change.name)).find_map(Value::as_table_mut);
+        let no_user = || StateError::NoUser { path: self.path.clone(), name: change.name.clone() };
+        change.apply(user.ok_or_else(no_user)?)?;
+        self.text = render(&state);
+        Ok(())
+    }
+
+    /// Takes out the user `name`, and says whether it was there.
+    ///
+    /// # Errors
+    /// The file is no TOML.
+    pub fn remove_user(&mut self, name: &str) -> Result<bool, StateError> {
+        let mut state = self.parse()?;
+        let Some(Value::Array(users)) = state.get_mut("user") else { return Ok(false) };
+        let before = users.len();
+        users.retain(|user| !is_named(user, name));
+        let found = users.len() < before;
+        if users.is_empty() {
+            state.remove("user");
+        }
+        self.text = render(&state);
+        Ok(found)
+    }
+
     /// Replaces the file, in one step: whoever is killed meanwhile leaves the old one or the new one.
     ///
     /// # Errors
@@ -503,7 +575,7 @@ fn take(lock: &File, path: &Path, patience: Duration) -> Result<(), StateError> 
     }
 }
 
-/// The text of a state file: a line for each key, a paragraph for each peer.
+/// The text of a state file: a line for each key, a paragraph for each peer and each user.
 fn render(state: &Table) -> String {
     let mut text = HEADER.to_owned();
     let line = |text: &mut String, key: &str, value: &Value| {
@@ -513,16 +585,18 @@ fn render(state: &Table) -> String {
         // Writing to a String cannot fail.
         writeln!(text, "{key} = {value}").ok();
     };
-    for (key, value) in state.iter().filter(|(key, _)| *key != "peer") {
+    for (key, value) in state.iter().filter(|(key, _)| !["peer", "user"].contains(&key.as_str())) {
         line(&mut text, key, value);
     }
-    for peer in state.get("peer").and_then(Value::as_array).into_iter().flatten() {
-        text += "\n[[peer]]\n";
-        let mut keys: Vec<_> = peer.as_table().into_iter().flatten().collect();
-        // Who the peer is comes first.
-        keys.sort_by_key(|(key, _)| (*key != "name", *key != "public_key"));
-        for (key, value) in keys {
-            line(&mut text, key, value);
+    for list in ["peer", "user"] {
+        for table in state.get(list).and_then(Value::as_array).into_iter().flatten() {
+            text += &format!("\n[[{list}]]\n");
+            let mut keys: Vec<_> = table.as_table().into_iter().flatten().collect();
+            // Who it is comes first.
+            keys.sort_by_key(|(key, _)| (*key != "name", *key != "public_key"));
+            for (key, value) in keys {
+                line(&mut text, key, value);
+            }
         }
     }
     text
@@ -530,14 +604,23 @@ fn render(state: &Table) -> String {
 
 impl Checks {
     /// Checks the state file at `path` and appends its peers.
-    pub(super) fn read_state(&mut self, text: &str, path: PathBuf, around: Around, peers: &mut Vec<Peer>) {
+    pub(super) fn read_state(
+        &mut self,
+        text: &str,
+        path: PathBuf,
+        around: Around,
+        peers: &mut Vec<Peer>,
+        users: &mut Vec<User>,
+    ) {
         self.report.read_state(text, path);
         let entries = section::parse(text, &At::file(PeerOrigin::State), &mut self.report);
         let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
         // A new peer is called removed while the configuration is checked: its own name is checked later.
         let removed = root.value("removed", &kinds::named().list(), self);
         let tables = root.tables("peer", &mut self.report);
+        let of_users = root.tables("user", &mut self.report);
         root.end(&mut self.report);
+        self.read_users(of_users, users);
         let (twins, others): (Vec<_>, Vec<_>) = tables.into_iter().partition(|table| is_among(table, peers));
         for table in twins {
             let name = table.text("name");

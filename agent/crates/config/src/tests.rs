@@ -94,6 +94,8 @@ fn defaults_stand_for_what_is_left_out() {
     let service = Service {
         name: "dns".into(),
         upstream: "127.0.0.1:53".parse().unwrap(),
+        allow: Vec::new(),
+        deny: Vec::new(),
         idle: Duration::from_secs(60),
         burst: 128,
         oversize: Oversize::Drop,

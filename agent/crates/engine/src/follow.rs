@@ -26,6 +26,7 @@ pub fn follow(
     registry.revise(&config, plan)?;
     fault::point(Fault::Follow);
     let config = Arc::new(config);
+    hub.users.follow(&config);
     hub.configure(&config, shares);
     Ok(config)
 }

@@ -15,6 +15,7 @@
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
 //! | which preshared key do two ends share, and how does it enter lanes | `preshared.rs` |
+//! | what is kept of a user's password | `password.rs` |
 //!
 //! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets:
 //!
@@ -75,6 +76,7 @@ mod named;
 pub mod numbers;
 mod own;
 pub mod partial;
+pub mod password;
 pub mod preshared;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

@@ -1,4 +1,5 @@
-//! Capsules (RFC 9297 §3): messages in the bytes of a tunnel. Known ones are held until they are whole, others are skipped by length.
+//! Capsules (RFC 9297 §3): messages in the bytes of a tunnel. Known ones are held until they are whole, others are told and skipped by
+//! length.
 
 use bytes::Bytes;
 
@@ -21,7 +22,7 @@ const fn is_known(kind: u64) -> bool {
     matches!(kind, DATAGRAM | ADDRESS_ASSIGN | ADDRESS_REQUEST | ROUTE_ADVERTISEMENT)
 }
 
-/// A capsule of a known type.
+/// A capsule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Capsule {
     /// The whole capsule.
@@ -38,6 +39,11 @@ pub enum Capsule {
         /// The length of its value.
         length: u64,
     },
+    /// The head of a capsule of a type that is not known. The value is skipped.
+    Unknown {
+        /// Its type.
+        kind: u64,
+    },
 }
 
 /// Appends a capsule.
@@ -53,7 +59,7 @@ pub fn put(out: &mut Vec<u8>, kind: u64, value: &[u8]) {
 ///            ┌── known ──► Value ──┐
 ///   Head ────┤                     ├──► Head
 ///      ▲     └── other ──► Skip ───┘
-///      └── (known, but too long: told, then skipped)
+///      └── (told, then skipped, as a known one is that is too long)
 /// ```
 #[derive(Debug)]
 pub struct CapsuleReader {
@@ -75,7 +81,7 @@ impl CapsuleReader {
         Self { limit_bytes, at: At::Head(HeadReader::default()) }
     }
 
-    /// Takes bytes from the front of `input` up to the end of the next capsule of a known type. `None`: all were taken.
+    /// Takes bytes from the front of `input` up to the end of the next capsule of a known type, or the head of another. `None`: all were taken.
     pub fn take(&mut self, input: &mut Bytes) -> Option<Capsule> {
         loop {
             match &mut self.at {
@@ -86,9 +92,11 @@ impl CapsuleReader {
                         continue;
                     }
                     self.at = At::Skip { left: length };
-                    if is_known(kind) {
-                        return Some(Capsule::TooLong { kind, length });
-                    }
+                    return Some(if is_known(kind) {
+                        Capsule::TooLong { kind, length }
+                    } else {
+                        Capsule::Unknown { kind }
+                    });
                 }
                 At::Value { kind, value } => {
                     let (kind, value) = (*kind, value.take(input)?);
@@ -156,7 +164,9 @@ mod tests {
         put(&mut stream, ROUTE_ADVERTISEMENT, b"1234567890");
         let expected = [
             whole(DATAGRAM, b"\0hello"),
+            Capsule::Unknown { kind: 0x29 },
             whole(ADDRESS_ASSIGN, b""),
+            Capsule::Unknown { kind: 0x1f_ffff_ffff },
             Capsule::TooLong { kind: DATAGRAM, length: 11 },
             whole(ROUTE_ADVERTISEMENT, b"1234567890"),
         ];
@@ -175,7 +185,7 @@ mod tests {
             let mut head = Vec::new();
             varint::put(&mut head, kind);
             varint::put(&mut head, varint::MAX);
-            assert_eq!(all(&mut reader, &head).len(), usize::from(kind == DATAGRAM));
+            assert_eq!(all(&mut reader, &head).len(), 1);
             for _ in 0..100 {
                 assert_eq!(all(&mut reader, &[0x29; 10_000]), []);
                 assert!(reader.held_bytes() == 0 && !reader.is_between());

@@ -109,6 +109,11 @@ impl Fields {
         self.lines.iter().filter(move |line| line.name() == name).map(Field::value)
     }
 
+    /// Takes out all lines of a name.
+    pub fn remove(&mut self, name: &str) {
+        self.lines.retain(|line| line.name() != name);
+    }
+
     /// All `cookie` lines as the one that HTTP/1.1 and HTTP/2 without splitting have (RFC 9114 §4.2.1).
     #[must_use]
     pub fn cookie(&self) -> Option<Vec<u8>> {

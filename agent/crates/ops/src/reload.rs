@@ -16,7 +16,7 @@ use base::{
 };
 use config::{
     self, Config,
-    reload::{Change, Effect, Kind, Plan, plan_beside, plan_peer},
+    reload::{Change, Effect, Kind, Plan, plan_beside, plan_peer, plan_users},
     state::{self, Edit},
 };
 use dataplane::sockets::more_ports;
@@ -72,11 +72,12 @@ impl Running {
         let twins = fresh.twins.clone();
         let state_file = fresh.state_dir.join(state::FILE_NAME);
         let live = self.live_peers();
-        let of_state = live.iter().filter(|peer| peer.origin == config::PeerOrigin::State).count();
+        let of_state = live.iter().filter(|peer| peer.origin == config::PeerOrigin::State).count()
+            + running.users.iter().filter(|user| user.origin == config::PeerOrigin::State).count();
         let has_state = of_state == 0 || state_file.exists();
         if !has_state {
             notes.push(format!(
-                "{} is not there: its {of_state} peers are left as they are (remedy: restore it, or write an empty file to remove \
+                "{} is not there: its {of_state} peers and users are left as they are (remedy: restore it, or write an empty file to remove \
                  them)",
                 state_file.display()
             ));
@@ -115,6 +116,19 @@ impl Running {
             return Err(RegistryError::Unknown(peer.name).into());
         };
         self.follow_plan(&running, plan_peer(&running, old, peer), dry_run)
+    }
+
+    /// Has these users instead of those that run; with `dry_run`, only says what that would do. The caller holds the lock of changes.
+    ///
+    /// # Errors
+    /// Why it cannot be; nothing has changed then.
+    pub(crate) fn follow_users(
+        &self,
+        users: Vec<config::User>,
+        dry_run: bool,
+    ) -> Result<Vec<Change>, ReloadError> {
+        let running = self.config.load_full();
+        self.follow_plan(&running, plan_users(&running, users), dry_run)
     }
 
     /// The peers of both files that run.

@@ -7,7 +7,7 @@
 //! | printing its `[[peer]]` | `export.rs` |
 
 mod export;
-mod set;
+pub(super) mod set;
 
 use std::path::{Path, PathBuf};
 

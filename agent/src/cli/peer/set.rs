@@ -139,7 +139,7 @@ impl Set {
 
 /// What is asked of one list.
 #[derive(Default)]
-struct Elements {
+pub(in crate::cli) struct Elements {
     /// All that it has from now on.
     exactly: Option<Vec<String>>,
     remove: Vec<String>,
@@ -147,7 +147,7 @@ struct Elements {
 }
 
 impl Elements {
-    fn of(values: &[String]) -> Self {
+    pub(in crate::cli) fn of(values: &[String]) -> Self {
         let mut elements = Self::default();
         for value in values {
             if let Some(more) = value.strip_prefix('+') {
@@ -163,7 +163,7 @@ impl Elements {
         elements
     }
 
-    fn into_change(self, key: &str, change: &mut PeerChange) {
+    pub(in crate::cli) fn into_change(self, key: &str, change: &mut PeerChange) {
         change.set.extend(self.exactly.map(|list| (key.to_owned(), KeyValue::List(list))));
         let lists = |of: &mut BTreeMap<String, Vec<String>>, list: Vec<String>| {
             if !list.is_empty() {

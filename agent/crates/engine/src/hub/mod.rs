@@ -43,6 +43,7 @@ use dataplane::{
 };
 use net::{Ready, Token, ports::Ports};
 use rate::RateAccount;
+use users::Users;
 use wire::messages::CloseReason;
 
 use crate::{
@@ -72,6 +73,8 @@ pub struct Hub {
     stopped: AtomicU8,
     /// Captures of control connections that operators have asked for.
     taps: Taps,
+    /// Who may go through the web server.
+    pub users: Arc<Users>,
     /// The instant from which the hub counts milliseconds.
     pub(crate) base: Instant,
 }
@@ -121,6 +124,7 @@ impl Hub {
             next_forward: AtomicU64::new(1),
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
+            users: Arc::default(),
             base: now,
         })
     }

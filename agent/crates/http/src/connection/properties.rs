@@ -219,6 +219,7 @@ pub fn http_capsules(input: &[u8]) {
                 assert_eq!(capsules(&written, limit, usize::MAX), (vec![capsule.clone()], true));
             }
             Capsule::TooLong { length, .. } => assert!(*length > limit.into()),
+            Capsule::Unknown { kind } => assert!(*kind > capsule::ROUTE_ADVERTISEMENT),
         }
     }
     if let Ok((id, rest)) = datagram::split(stream)

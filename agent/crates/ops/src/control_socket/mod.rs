@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | who is asked, and what is done in which order | this one: [`Peers`], [`RequestHandler`] |
+//! | how users of the state file are changed, and listed | `user_changes.rs` |
 //! | how a peer of the state file is changed or replaced, and shown as a file has it | `peer_changes.rs` |
 //! | how the socket is made, and how connections are bounded | `listener.rs` |
 //! | requests and answers, as lines of JSON | `protocol.rs` |
@@ -29,6 +30,9 @@ mod reload_tests;
 pub mod status;
 #[cfg(test)]
 mod tests;
+pub mod user_changes;
+#[cfg(test)]
+mod user_changes_tests;
 
 use config::{
     self, AccessMode, Config,
@@ -64,6 +68,13 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// Why it cannot be changed; nothing has changed then.
     fn change(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, Refused>;
+
+    /// Has these users instead of those that run: who is not among them, or may do less, ends at once. With `dry_run` it only says
+    /// what that would do.
+    ///
+    /// # Errors
+    /// Why it cannot be; nothing has changed then.
+    fn change_users(&self, users: Vec<config::User>, dry_run: bool) -> Result<Vec<Change>, Refused>;
 
     /// Ends the connections of a peer and never lets its keys in again.
     ///
@@ -143,6 +154,11 @@ impl RequestHandler {
             Request::PeerSet(change) => self.set(&change),
             Request::PeerExport { name } => self.export(name.as_deref()),
             Request::PeerRemove { name } => self.remove(&name),
+            Request::UserList {} => Ok(self.users()),
+            Request::UserAdd(new) => self.add_user(&new),
+            Request::UserSet(change) => self.set_user(&change),
+            Request::UserExport { name } => self.export_users(name.as_deref()),
+            Request::UserRemove { name } => self.remove_user(&name),
             Request::Reload { dry_run } => self.reload(dry_run),
             Request::Drain { within_seconds } => {
                 self.peers.drain(Duration::from_secs(within_seconds)).map_err(failed)?;

@@ -148,7 +148,9 @@ pub fn exported(config: &Config, name: Option<&str>, peers: &[&config::Peer]) ->
 fn refused(error: StateError) -> Answer {
     match error {
         StateError::NoPeer { .. } | StateError::NotThere { .. } | StateError::Exists { .. } => wrong(error),
-        StateError::Nowhere
+        StateError::NoUser { .. }
+        | StateError::UserExists { .. }
+        | StateError::Nowhere
         | StateError::Unusable { .. }
         | StateError::Busy { .. }
         | StateError::Broken { .. } => failed(error),

@@ -4,7 +4,7 @@
 //! because ignoring it would do something else than what was asked for.
 
 use config::{
-    self, Config,
+    self, Config, NewUser,
     reload::{Change, Kind},
     state::{NewPeer, PeerChange},
 };
@@ -13,7 +13,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::{
-    control_socket::status::{Scope, Status},
+    control_socket::{
+        status::{Scope, Status},
+        user_changes::ListedUser,
+    },
     qlog::{Order, Taken},
 };
 
@@ -43,6 +46,20 @@ pub enum Request {
     },
     /// Shut a peer out, and take it out of the state file.
     PeerRemove { name: String },
+    /// The users of both files.
+    UserList {},
+    /// Let a user in, and keep it in the state file.
+    UserAdd(NewUser),
+    /// Change a user of the state file.
+    UserSet(PeerChange),
+    /// Say what a file would say of a user, or of all.
+    UserExport {
+        /// Which user; `None`: all.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+    },
+    /// Shut a user out, and take it out of the state file.
+    UserRemove { name: String },
     /// Read the configuration again and follow it.
     Reload {
         /// Whether the daemon only says what would change.
@@ -125,14 +142,16 @@ pub enum Answer {
         /// In the order in which they came.
         peers: Vec<ListedPeer>,
     },
-    /// The peers as a file has them.
+    /// The users of both files.
+    Users { users: Vec<ListedUser> },
+    /// The peers or the users as a file has them.
     Exported {
-        /// A `[[peer]]` for each, as TOML.
+        /// A `[[peer]]` or a `[[user]]` for each, as TOML.
         text: String,
     },
     /// The daemon says what the agent is doing.
     Status { status: Box<Status> },
-    /// The daemon has read the configuration again, or has changed a peer.
+    /// The daemon has read the configuration again, or has changed a peer or a user.
     Reloaded {
         /// What changed, or would change, in the order of the documented sections.
         changes: Vec<ShownChange>,

@@ -56,6 +56,10 @@ impl Peers for Reloading {
         Ok(Vec::new())
     }
 
+    fn change_users(&self, _: Vec<config::User>, _: bool) -> Result<Vec<Change>, Refused> {
+        Ok(Vec::new())
+    }
+
     fn keep_out(&self, _: &config::Peer) {}
 
     fn one_at_a_time(&self) -> MutexGuard<'_, ()> {

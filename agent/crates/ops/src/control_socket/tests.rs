@@ -85,6 +85,13 @@ impl Peers for Fake {
         Ok(changes)
     }
 
+    fn change_users(&self, users: Vec<config::User>, _: bool) -> Result<Vec<Change>, Refused> {
+        if self.refuses {
+            return Err("there is no room".into());
+        }
+        Ok(config::reload::plan_users(&self.config, users).changes)
+    }
+
     fn keep_out(&self, _: &config::Peer) {}
 
     fn one_at_a_time(&self) -> MutexGuard<'_, ()> {

@@ -39,6 +39,7 @@ use engine::{
     },
     worker::Snapshots,
 };
+use users::{Users, account::UserFigures};
 
 use self::{
     configured::{Configured, Now, PeerFiles},
@@ -60,12 +61,16 @@ pub struct Metrics {
     health: Arc<Health>,
     configured: Mutex<Configured>,
     pub admin: AdminServer,
+    users: Mutex<Arc<Users>>,
 }
 
 /// What is read at one scrape.
 struct Scrape<'a> {
     metrics: &'a Metrics,
     configured: Configured,
+    users: Arc<Users>,
+    /// What each user has had.
+    of_users: Vec<UserFigures>,
     /// The values of the process itself; `None` without `/proc`.
     process: Option<Process>,
 }
@@ -98,6 +103,15 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(panics::counts().by_label())),
     family(Counter, "culvert_admin_refused_total", &["reason"], "Connections and requests that the admin server refused or cut off.", |it, out| out.each(it.metrics.admin.refused().by_label())),
     family(Gauge, "culvert_history_bytes", &[], "Memory of the last ten minutes that the status page shows; 0 without metrics.page.", |it, out| out.add(&[], it.metrics.admin.history_bytes())),
+    family(Gauge, "culvert_user_sessions", &["user"], "Sessions of a user that are open: CONNECT and CONNECT-UDP.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.sessions))),
+    family(Counter, "culvert_user_sessions_total", &["user"], "Sessions of a user that were opened.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.opened))),
+    family(Gauge, "culvert_user_last_seen_timestamp_seconds", &["user"], "When credentials of a user were good, since the Unix epoch; 0 for never.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.last_seen))),
+    family(Counter, "culvert_user_bytes_total", &["user", "place"], "Bytes of a user, of TCP and of the payloads of datagrams, by where they were counted.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.bytes.by_label()))),
+    family(Counter, "culvert_user_datagrams_total", &["user", "place"], "Datagrams of a user, by where they were counted.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.datagrams.by_label()))),
+    family(Counter, "culvert_user_dropped_from_total", &["user", "reason"], "Datagrams from a user that were dropped, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.dropped_from.by_label()))),
+    family(Counter, "culvert_user_dropped_to_total", &["user", "reason"], "Datagrams to a user that were dropped, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.dropped_to.by_label()))),
+    family(Counter, "culvert_user_refused_total", &["user", "reason"], "Requests of a user that were refused, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.refused.by_label()))),
+    family(Counter, "culvert_users_wrong_credentials_total", &[], "Credentials that are not those of a user who is let in.", |it, out| out.add(&[], it.users.wrong())),
     family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
     family(Gauge, "culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
     family(Gauge, "culvert_process_open_fds", &[], "Open file descriptors.", |it, out| it.process(out, |it| it.open_fds)),
@@ -137,7 +151,13 @@ impl Metrics {
             health,
             configured: Mutex::default(),
             admin: AdminServer::default(),
+            users: Mutex::default(),
         }
+    }
+
+    /// Shows what these users have had.
+    pub fn show_users(&self, users: &Arc<Users>) {
+        *panics::lock(&self.users) = Arc::clone(users);
     }
 
     /// Every family that exists, also those without a value yet, in no particular order.
@@ -172,7 +192,9 @@ impl Metrics {
     pub fn render(&self) -> String {
         fault::point(Fault::Render);
         let configured = panics::lock(&self.configured).clone();
-        let scrape = Scrape { metrics: self, configured, process: Process::read().ok() };
+        let users = Arc::clone(&panics::lock(&self.users));
+        let of_users = users.figures();
+        let scrape = Scrape { metrics: self, configured, users, of_users, process: Process::read().ok() };
         let moment = self.snapshots.moment();
         let of_workers = moment.families().map(|(info, read)| (info, Box::new(read) as Read<'_>));
         let of_daemon =

@@ -81,6 +81,10 @@ impl Peers for Running {
         Ok(self.change_peer(peer, dry_run)?)
     }
 
+    fn change_users(&self, users: Vec<config::User>, dry_run: bool) -> Result<Vec<Change>, Refused> {
+        Ok(self.follow_users(users, dry_run)?)
+    }
+
     fn remove(&self, name: &str) -> Result<(), Refused> {
         self.registry.remove(name)?;
         Ok(())

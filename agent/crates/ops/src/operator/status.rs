@@ -23,7 +23,7 @@ use net::{
 use crate::{
     control_socket::status::{
         Drain, FlowStatus, ForwardStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope,
-        SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, Used,
+        SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, Used, UserStatus,
     },
     operator::Running,
     web::Figures,
@@ -86,6 +86,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         drain: drain(running),
         lanes_left_out: room.left_out,
         totals,
+        users: users(running, scope, unix_seconds),
         tun: config.tun.as_ref().map(|tun| tun_status(tun, &running.registry, &views)),
         routes: views.iter_mut().flat_map(|view| std::mem::take(&mut view.routes)).collect(),
         sockets: sockets(&views),
@@ -98,6 +99,14 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     };
     status.explain();
     status
+}
+
+/// The users, unless one peer is asked for.
+fn users(running: &Running, scope: &Scope, now: u64) -> Vec<UserStatus> {
+    if scope.peer.is_some() {
+        return Vec::new();
+    }
+    running.hub.users.figures().iter().map(|figures| UserStatus::new(figures, now)).collect()
 }
 
 /// What is wrong with files of the directory of peers, as many as a terminal shows.

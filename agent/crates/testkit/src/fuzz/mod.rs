@@ -28,6 +28,7 @@ pub use h3::connection::properties::{http_capsules, http_connection, http_fields
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_tunnel_cut, ip_tunnel_merge, ip_view};
 pub use lab::bench::bench_datagram;
 pub use repair::properties::{repair_path, repair_peer};
+pub use users::properties::user_request;
 pub use wire::properties::{control_messages, payload_context};
 
 #[cfg(test)]

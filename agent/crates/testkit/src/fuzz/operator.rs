@@ -32,6 +32,11 @@ pub fn socket_request(input: &[u8]) {
         | Request::PeerSet(_)
         | Request::PeerExport { .. }
         | Request::PeerRemove { .. }
+        | Request::UserList {}
+        | Request::UserAdd(_)
+        | Request::UserSet(_)
+        | Request::UserExport { .. }
+        | Request::UserRemove { .. }
         | Request::Reload { .. }
         | Request::Drain { .. }
         | Request::Status(_)
@@ -76,6 +81,7 @@ pub fn socket_answer(input: &[u8]) {
         Answer::Status { status } => shown(*status),
         Answer::Done { .. }
         | Answer::Peers { .. }
+        | Answer::Users { .. }
         | Answer::Exported { .. }
         | Answer::Reloaded { .. }
         | Answer::QlogStarted { .. }

@@ -174,6 +174,11 @@ fn the_corpus_of_http_capsules() {
 }
 
 #[test]
+fn the_corpus_of_user_requests() {
+    replay("user_request", 50, crate::fuzz::user_request);
+}
+
+#[test]
 fn the_corpus_of_bench() {
     replay("bench_datagram", 50, crate::fuzz::bench_datagram);
 }

@@ -297,6 +297,7 @@ impl World {
                 hub: Arc::clone(&hub),
                 metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),
                 site: None,
+                tunnels: None,
                 config: Arc::clone(&config),
                 tun: tun.as_ref().map(|_| Arc::clone(&mtu_table)),
             };

@@ -14,6 +14,9 @@ use crate::control::{
 /// Packets that quinn-proto writes in one call.
 const MOST_SEGMENTS: usize = 10;
 
+/// How often a connection is polled again because there is room for more datagrams, before others have their turn.
+const MOST_ROUNDS: usize = 32;
+
 /// The largest packet that QUIC sends over Ethernet.
 const MOST_PACKET_BYTES: usize = 1_500;
 
@@ -37,12 +40,15 @@ impl Control {
         };
         let mut own = ServerConfig::clone(server);
         own.crypto = crypto;
-        own.transport_config(Arc::new(transport()));
+        let serves_users = self.guests.serves_users();
+        own.transport_config(Arc::new(transport(serves_users)));
         self.scratch.clear();
         match self.endpoint.accept(incoming, now, &mut self.scratch, Some(Arc::new(own))) {
             Ok((handle, quinn)) => {
                 self.guests.stats.accepted += 1;
-                self.guests.all.insert(handle, Box::new(Guest::new(quinn, handle, underlay, now)));
+                self.guests
+                    .all
+                    .insert(handle, Box::new(Guest::new(quinn, handle, underlay, serves_users, now)));
                 self.guests.touch(handle);
                 true
             }
@@ -75,6 +81,14 @@ impl Control {
                 guest.read_events(&mut around);
             }
             self.transmit_guest(handle, lanes, underlays, now);
+            // What was sent makes room for datagrams that wait.
+            for _ in 0..MOST_ROUNDS {
+                let Some((guest, mut around)) = self.guests.split(handle, now) else { break };
+                if !guest.read_unblocked(&mut around) {
+                    break;
+                }
+                self.transmit_guest(handle, lanes, underlays, now);
+            }
             self.exchange_guest_events(handle);
             let Some(guest) = self.guests.all.get_mut(&handle) else { continue };
             if guest.quinn.is_drained() {

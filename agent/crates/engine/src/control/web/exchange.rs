@@ -166,6 +166,11 @@ impl Exchange {
         state.down.ended.then_some(Part::End)
     }
 
+    /// Whether the other side broke off.
+    pub(super) fn has_failed(&self) -> bool {
+        lock(&self.state).failed
+    }
+
     fn wake_site(&self, change: impl FnOnce(&mut State)) {
         let mut state = lock(&self.state);
         change(&mut state);
@@ -244,7 +249,7 @@ impl Exchange {
         self.tell_worker();
     }
 
-    fn tell_worker(&self) {
+    pub(super) fn tell_worker(&self) {
         if !std::mem::replace(&mut lock(&self.state).told, true) {
             self.answers.put(self.connection, self.stream);
         }

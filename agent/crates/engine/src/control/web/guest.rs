@@ -1,4 +1,4 @@
-//! One connection of a client that named us: HTTP/3 on quinn-proto, and requests that go to the site.
+//! One connection of a client that named us: HTTP/3 on quinn-proto, requests that go to the site, and those of users.
 
 use std::{
     collections::BTreeMap,
@@ -21,9 +21,17 @@ use quinn_proto::{
     WriteError,
 };
 
+use users::{
+    Grant, Users,
+    account::{Account, Refusal},
+    policy::Transport,
+};
+
 use super::{
     Outcome, Refused,
+    datagrams::Datagrams,
     exchange::{Answers, Ask, Exchange, Part, Site},
+    tunnel::{self, Frames, Tunnel, Tunnels},
 };
 
 /// How long a client may take until its first request.
@@ -38,20 +46,35 @@ pub(super) const MOST_UNIDIRECTIONAL: u32 = 8;
 /// The most that is read of a stream at a time.
 const CHUNK_BYTES: usize = 16 << 10;
 
-const LIMITS: Limits = Limits {
-    requests: MOST_REQUESTS as usize,
-    unidirectional: MOST_UNIDIRECTIONAL as usize,
-    field_section_bytes: 16 << 10,
-    capsule_bytes: 0,
-    extended_connect: false,
-    datagrams: false,
-};
+/// Requests that a user may have open on one connection.
+const MOST_OF_A_USER: u32 = 256;
+
+/// What a user's connection may hold of its streams in either direction, in bytes: 100 ms at 320 Mbit/s.
+const USER_WINDOW: u32 = 4 << 20;
+
+/// The largest capsule that is read: the largest UDP payload, and its context ID.
+const MOST_CAPSULE: u64 = 65_535;
+
+/// What is said in SETTINGS, before it is known who comes; QUIC bounds the requests of whoever has no credentials.
+fn limits(serves_users: bool) -> Limits {
+    Limits {
+        requests: if serves_users { MOST_OF_A_USER as usize } else { MOST_REQUESTS as usize },
+        unidirectional: MOST_UNIDIRECTIONAL as usize,
+        field_section_bytes: 16 << 10,
+        capsule_bytes: if serves_users { MOST_CAPSULE } else { 0 },
+        extended_connect: serves_users,
+        datagrams: serves_users,
+    }
+}
 
 /// What a connection needs beside itself.
 pub(in crate::control) struct Around<'a> {
     pub(super) answers: &'a Arc<Answers>,
     pub(super) asks: Option<&'a Site>,
     pub(super) site: Option<&'a Endpoint>,
+    pub(super) users: &'a Users,
+    pub(super) tunnels: Option<&'a Tunnels>,
+    pub(super) unix_seconds: u64,
     pub(super) requests: &'a mut Counts<Outcome>,
     pub(super) refused: &'a mut Counts<Refused>,
     pub(super) now: Instant,
@@ -74,11 +97,24 @@ pub(in crate::control) struct Guest {
     pub(in crate::control) has_begun: bool,
     /// Whether it waits to be polled.
     pub(in crate::control) is_dirty: bool,
+    /// Whether a request had good credentials.
+    pub(super) is_user: bool,
+    frames: Frames,
+}
+
+/// A request of a user that is served.
+struct InTunnel {
+    datagrams: Option<Arc<Datagrams>>,
+    /// Whether it was answered with success.
+    is_open: bool,
+    /// Capsules that are to be framed.
+    capsules: Vec<u8>,
 }
 
 /// The stream of a request, as long as one of its directions is open.
 struct Stream {
     exchange: Option<Arc<Exchange>>,
+    tunnel: Option<InTunnel>,
     /// Bytes that QUIC did not take yet.
     pending: Bytes,
     /// Nothing follows `pending`.
@@ -95,6 +131,7 @@ impl Stream {
     fn new() -> Self {
         Self {
             exchange: None,
+            tunnel: None,
             pending: Bytes::new(),
             ends: false,
             has_content: true,
@@ -103,10 +140,16 @@ impl Stream {
             sends: true,
         }
     }
+
+    /// Whether bytes pass in both directions until each has ended.
+    fn is_tunnel(&self) -> bool {
+        self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_open)
+    }
 }
 
 impl Drop for Guest {
     fn drop(&mut self) {
+        self.frames.end(&self.quinn);
         self.streams
             .values()
             .filter_map(|stream| stream.exchange.as_ref())
@@ -119,12 +162,13 @@ impl Guest {
         quinn: Connection,
         handle: ConnectionHandle,
         underlay: UnderlayId,
+        serves_users: bool,
         now: Instant,
     ) -> Self {
         Self {
             quinn,
             underlay,
-            http: Http::new(LIMITS),
+            http: Http::new(limits(serves_users)),
             handle,
             streams: BTreeMap::new(),
             control: None,
@@ -133,6 +177,8 @@ impl Guest {
             is_over: false,
             has_begun: false,
             is_dirty: false,
+            is_user: false,
+            frames: Frames::default(),
         }
     }
 
@@ -166,18 +212,58 @@ impl Guest {
         }
     }
 
-    /// Reads what quinn-proto has to say.
-    pub(in crate::control) fn read_events(&mut self, around: &mut Around<'_>) {
+    /// Reads what quinn-proto says after it has sent; whether there is room for datagrams now.
+    pub(in crate::control) fn read_unblocked(&mut self, around: &mut Around<'_>) -> bool {
+        self.is_user && self.read_events(around)
+    }
+
+    /// Reads what quinn-proto has to say; whether there is room for datagrams that had none.
+    pub(in crate::control) fn read_events(&mut self, around: &mut Around<'_>) -> bool {
+        let (mut unblocked, mut datagrams) = (false, false);
         while let Some(event) = self.quinn.poll() {
             match event {
                 QuinnEvent::Connected => self.begin(),
                 QuinnEvent::ConnectionLost { .. } => self.is_over = true,
                 QuinnEvent::Stream(_) if self.is_over => {}
                 QuinnEvent::Stream(event) => self.stream_event(event, around),
-                QuinnEvent::HandshakeDataReady
-                | QuinnEvent::DatagramReceived
-                | QuinnEvent::DatagramsUnblocked => {}
+                QuinnEvent::DatagramReceived => datagrams = true,
+                QuinnEvent::DatagramsUnblocked => {
+                    unblocked = true;
+                    let tunnels = self.streams.iter().filter(|(_, stream)| stream.is_tunnel());
+                    let tunnels: Vec<_> = tunnels.map(|(id, _)| *id).collect();
+                    tunnels.into_iter().for_each(|id| self.send_datagrams(id));
+                }
+                QuinnEvent::HandshakeDataReady => {}
             }
+        }
+        // After the streams: requests that came in the same packets are known then.
+        if datagrams && !self.is_over {
+            self.read_datagrams(around);
+        }
+        unblocked
+    }
+
+    fn read_datagrams(&mut self, around: &mut Around<'_>) {
+        self.last_active = around.now;
+        let Self { frames, quinn, http: state, streams, .. } = self;
+        let find = |id: StreamId| streams.get(&id)?.tunnel.as_ref()?.datagrams.clone();
+        match frames.read(quinn, state, find) {
+            Ok(ended) => ended.into_iter().for_each(|id| self.abandon(id, Code::DatagramError)),
+            Err(Error::Connection { code, reason } | Error::Stream { code, reason }) => {
+                around.refused[Refused::Violation] += 1;
+                self.close(code, reason, around.now);
+            }
+        }
+    }
+
+    /// Sends datagrams that wait for the user, as far as QUIC takes them.
+    fn send_datagrams(&mut self, id: StreamId) {
+        let Self { frames, quinn, streams, .. } = self;
+        let Some(stream) = streams.get_mut(&id).filter(|stream| stream.sends && stream.is_tunnel()) else {
+            return;
+        };
+        if let Some(InTunnel { datagrams: Some(datagrams), capsules, .. }) = &mut stream.tunnel {
+            datagrams.to_user(|payload| frames.send(quinn, id, payload, capsules));
         }
     }
 
@@ -215,13 +301,21 @@ impl Guest {
                 }
             }
             StreamEvent::Readable { id } => self.read(id, around),
-            StreamEvent::Writable { id } => self.write(id, around),
+            StreamEvent::Writable { id } => {
+                self.write(id, around);
+                self.send_datagrams(id);
+                self.write(id, around);
+            }
             StreamEvent::Stopped { id, .. } => {
                 if let Err(error) = self.http.was_stopped(http(id)) {
                     return self.end(id, error, around);
                 }
                 // quinn-proto resets it only if it is asked to.
                 let _known = self.quinn.send_stream(id).reset(code_of(Code::RequestCancelled));
+                if self.streams.get(&id).is_some_and(|stream| stream.tunnel.is_some()) {
+                    // Both directions of a tunnel are one connection to the target (RFC 9114 §4.4).
+                    return self.abandon(id, Code::RequestCancelled);
+                }
                 if let Some(stream) = self.streams.get_mut(&id) {
                     stream.sends = false;
                     stream.pending = Bytes::new();
@@ -240,7 +334,14 @@ impl Guest {
     pub(in crate::control) fn look(&mut self, stream: StreamId, around: &mut Around<'_>) {
         if let Some(exchange) = self.streams.get(&stream).and_then(|stream| stream.exchange.as_ref()) {
             exchange.look();
+            let over = |stream: &Stream| stream.is_tunnel() && !stream.sends;
+            if exchange.has_failed() && self.streams.get(&stream).is_some_and(over) {
+                // The target had ended already, and now takes nothing more.
+                return self.abandon(stream, Code::ConnectError);
+            }
         }
+        self.write(stream, around);
+        self.send_datagrams(stream);
         self.write(stream, around);
         if self.streams.get(&stream).is_some_and(|stream| stream.receives) {
             self.read(stream, around);
@@ -288,8 +389,8 @@ impl Guest {
         }
         let Some(stream) = self.streams.get_mut(&id) else { return };
         stream.receives = false;
-        // A request that is not whole is not answered.
-        if stream.sends {
+        // A request that is not whole is not answered, and a tunnel that is broken off ends in both directions.
+        if stream.sends || stream.is_tunnel() {
             around.requests[Outcome::Cancelled] += 1;
             self.abandon(id, Code::RequestCancelled);
         }
@@ -311,12 +412,28 @@ impl Guest {
                     exchange.end();
                 }
             }
-            HttpEvent::Settings(_) | HttpEvent::GoAway | HttpEvent::Capsule(_) | HttpEvent::Trailers(_) => {}
+            HttpEvent::Capsule(capsule) => {
+                let tunnel = self.streams.get(&id).and_then(|stream| stream.tunnel.as_ref());
+                if let Some(datagrams) = tunnel.and_then(|tunnel| tunnel.datagrams.as_ref()) {
+                    tunnel::take_capsule(datagrams, capsule);
+                }
+            }
+            HttpEvent::Settings(settings) => self.frames.client_takes_them = settings.datagrams,
+            HttpEvent::GoAway | HttpEvent::Trailers(_) => {}
         }
     }
 
-    fn request(&mut self, id: StreamId, head: Box<Request>, around: &mut Around<'_>) {
+    fn request(&mut self, id: StreamId, mut head: Box<Request>, around: &mut Around<'_>) {
         self.first_request_by = None;
+        // Of every request, so that its time does not tell which of them are looked at.
+        let grant = tunnel::sender(around.users, &head.fields, around.unix_seconds);
+        if let Some(grant) = grant {
+            if head.is_connect() {
+                return self.tunnel(id, &head, grant, around);
+            }
+            // The password is not the site's.
+            head.fields.remove("authorization");
+        }
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.has_content = head.method != "HEAD";
             stream.takes_content = head.has_content();
@@ -340,6 +457,42 @@ impl Guest {
         }
     }
 
+    /// A CONNECT with good credentials.
+    fn tunnel(&mut self, id: StreamId, head: &Request, grant: Grant, around: &mut Around<'_>) {
+        around.requests[Outcome::User] += 1;
+        let account = Arc::clone(grant.account());
+        self.frames.belong_to(&account);
+        if !std::mem::replace(&mut self.is_user, true) {
+            self.quinn.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(MOST_OF_A_USER));
+            self.quinn.set_receive_window(VarInt::from_u32(USER_WINDOW));
+            self.quinn.set_send_window(USER_WINDOW.into());
+        }
+        let asked = match tunnel::asked(head) {
+            Ok(asked) => asked,
+            Err(refusal) => return self.refuse_user(id, &account, refusal, around),
+        };
+        let answers = (Arc::clone(around.answers), self.handle, id);
+        let tunnel = Tunnel::new(grant, self.quinn.remote_address(), asked, answers);
+        let (exchange, datagrams) = (Arc::clone(&tunnel.exchange), tunnel.datagrams.clone());
+        let is_udp = tunnel.transport == Transport::Udp;
+        if around.tunnels.is_none_or(|tunnels| tunnels(tunnel).is_err()) {
+            return self.refuse_user(id, &account, Refusal::Sessions, around);
+        }
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.exchange = Some(exchange);
+            stream.takes_content = !is_udp;
+            stream.tunnel = Some(InTunnel { datagrams, is_open: false, capsules: Vec::new() });
+        }
+        if is_udp {
+            self.http.carry_capsules(http(id));
+        }
+    }
+
+    fn refuse_user(&mut self, id: StreamId, account: &Account, refusal: Refusal, around: &mut Around<'_>) {
+        account.refused(refusal);
+        self.answer_alone(id, &refused(refusal), around);
+    }
+
     /// Answers a request without asking anybody, and reads no more of it.
     fn refuse(&mut self, id: StreamId, status: u16, outcome: Outcome, around: &mut Around<'_>) {
         around.requests[outcome] += 1;
@@ -350,9 +503,14 @@ impl Guest {
         for (name, value) in fields.chain(allow) {
             response.fields.push(name, value).expect("a field of ours");
         }
+        self.answer_alone(id, &response, around);
+    }
+
+    /// Answers a request with a head and nothing else, and reads no more of it.
+    fn answer_alone(&mut self, id: StreamId, response: &Response, around: &mut Around<'_>) {
         let mut out = Vec::new();
         let Some(stream) = self.streams.get_mut(&id) else { return };
-        if self.http.respond(http(id), &response, &mut out).is_err() {
+        if self.http.respond(http(id), response, &mut out).is_err() {
             return self.abandon(id, Code::InternalError);
         }
         (stream.pending, stream.ends) = (out.into(), true);
@@ -366,6 +524,16 @@ impl Guest {
         }
         while let Some(stream) = self.streams.get_mut(&id).filter(|stream| stream.sends) {
             if stream.pending.is_empty() && !stream.ends {
+                if let Some(tunnel) = stream.tunnel.as_mut().filter(|tunnel| !tunnel.capsules.is_empty()) {
+                    let capsules = std::mem::take(&mut tunnel.capsules);
+                    let mut out = Vec::with_capacity(capsules.len() + 8);
+                    if self.http.content(http(id), capsules.len() as u64, &mut out).is_err() {
+                        return self.abandon(id, Code::InternalError);
+                    }
+                    out.extend_from_slice(&capsules);
+                    stream.pending = out.into();
+                    continue;
+                }
                 let Some(part) = stream.exchange.as_ref().and_then(|exchange| exchange.take()) else {
                     return;
                 };
@@ -386,10 +554,13 @@ impl Guest {
                 continue;
             }
             stream.sends = false;
-            stream.exchange = None;
+            let goes_on = stream.is_tunnel() && stream.receives;
+            if !goes_on {
+                stream.exchange = None;
+            }
             self.http.finished(http(id));
             let _known = self.quinn.send_stream(id).finish();
-            if stream.receives {
+            if stream.receives && !goes_on {
                 // The whole answer is there, whatever is still to come of the request (RFC 9114 §4.1).
                 stream.receives = false;
                 self.http.abandoned(http(id));
@@ -404,7 +575,12 @@ impl Guest {
         let mut out = Vec::new();
         let Some(stream) = self.streams.get_mut(&id) else { return false };
         let framed = match part {
-            Part::Head(head) => self.http.respond(http(id), &head, &mut out),
+            Part::Head(head) => {
+                if let Some(tunnel) = &mut stream.tunnel {
+                    tunnel.is_open = (200..300).contains(&head.status);
+                }
+                self.http.respond(http(id), &head, &mut out)
+            }
             Part::Content(_) if !stream.has_content => Ok(()),
             Part::Content(bytes) => {
                 let framed = self.http.content(http(id), bytes.len() as u64, &mut out);
@@ -412,13 +588,20 @@ impl Guest {
                 framed
             }
             Part::End => {
-                around.requests[Outcome::Site] += 1;
+                if stream.tunnel.is_none() {
+                    around.requests[Outcome::Site] += 1;
+                }
                 stream.ends = true;
                 Ok(())
             }
             Part::Failed => {
                 stream.exchange = None;
                 let before = out.len();
+                if stream.is_tunnel() {
+                    // The connection to the target broke off (RFC 9114 §4.4).
+                    self.abandon(id, Code::ConnectError);
+                    return false;
+                }
                 if self.http.respond(http(id), &Response::new(502), &mut out).is_err() {
                     // The head has been sent: the client has to see that the rest is missing.
                     around.requests[Outcome::BrokenOff] += 1;
@@ -443,8 +626,12 @@ impl Guest {
     /// Ends both directions of a request with `code`.
     fn abandon(&mut self, id: StreamId, code: Code) {
         self.http.abandoned(http(id));
-        if let Some(exchange) = self.streams.remove(&id).and_then(|mut stream| stream.exchange.take()) {
+        let Some(mut stream) = self.streams.remove(&id) else { return };
+        if let Some(exchange) = stream.exchange.take() {
             exchange.abandon();
+        }
+        if let Some(datagrams) = stream.tunnel.and_then(|tunnel| tunnel.datagrams) {
+            datagrams.close();
         }
         // A direction that is over already stays so.
         let _known = self.quinn.send_stream(id).reset(code_of(code));
@@ -475,7 +662,17 @@ impl Guest {
     }
 }
 
-fn http(stream: StreamId) -> HttpStream {
+/// The answer to a user's request that is not done.
+pub fn refused(refusal: Refusal) -> Response {
+    let mut response = Response::new(refusal.status());
+    let status = format!("culvert; error={}", refusal.proxy_error());
+    for (name, value) in [("content-length", b"0".to_vec()), ("proxy-status", status.into_bytes())] {
+        response.fields.push(name, value).expect("a field of ours");
+    }
+    response
+}
+
+pub(super) fn http(stream: StreamId) -> HttpStream {
     HttpStream::new(VarInt::from(stream).into_inner())
 }
 

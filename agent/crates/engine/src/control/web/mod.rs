@@ -5,6 +5,8 @@
 //! | how many are there, and when do they end | this one; the driver accepts and polls them: `driver/guests.rs` |
 //! | what becomes of a request | `guest.rs` |
 //! | how does it reach the site, and the answer the client | `exchange.rs` |
+//! | who is a user, and what of a user's request | `tunnel.rs`; the crate `users` knows users and what they may reach |
+//! | how do datagrams get to and from what a user reaches | `datagrams.rs` |
 //!
 //! Their connections are quinn-proto's of the same endpoint, in a table of their own: no peer waits for them, and they count nowhere
 //! else.
@@ -16,6 +18,7 @@ use std::{
 };
 
 use base::{
+    clock::Clock,
     counts::Counts,
     token_bucket::{Allowance, Pace},
 };
@@ -24,14 +27,22 @@ use dataplane::lanes::UnderlayId;
 use gate::identity::Endpoint;
 use h3::error::Code;
 use quinn_proto::{ConnectionEvent, ConnectionHandle, MtuDiscoveryConfig, TransportConfig, VarInt, crypto};
+use users::Users;
 
+mod datagrams;
 mod exchange;
 mod guest;
+mod tunnel;
 
 pub(crate) use self::exchange::Answers;
-pub use self::exchange::{Abandoned, Ask, Exchange, Site};
 use self::guest::Around;
 pub(in crate::control) use self::guest::Guest;
+pub use self::{
+    datagrams::Datagrams,
+    exchange::{Abandoned, Ask, Exchange, Site},
+    guest::refused,
+    tunnel::{Tunnel, Tunnels},
+};
 
 /// Connections of clients without credentials, at all workers together.
 const MOST_GUESTS: usize = 256;
@@ -41,6 +52,18 @@ const HANDSHAKES: Pace = Pace { per_second: 100, at_once: 100 };
 
 /// Packets of those connections that a worker opens in a second, at some 5 µs each (an estimate): 5 % of a core. Peers' have shares.
 const PACKETS: Pace = Pace { per_second: 10_000, at_once: 1_000 };
+
+/// The same of users' connections, whose credentials were good: half of a core at most.
+const USER_PACKETS: Pace = Pace { per_second: 100_000, at_once: 10_000 };
+
+/// The most that one stream may have under way to us, in bytes; without credentials the connection's window is less.
+const STREAM_WINDOW: u32 = 1 << 20;
+
+/// DATAGRAM frames that QUIC holds until the worker's turn has come to read them, in bytes: all that one turn receives.
+const DATAGRAMS_IN: usize = 2 << 20;
+
+/// DATAGRAM frames that QUIC holds until it may send them, in bytes.
+const DATAGRAMS_OUT: usize = 64 << 10;
 
 /// What a connection may hold of one stream, and of all, in bytes.
 const WINDOW: u32 = 64 << 10;
@@ -66,6 +89,8 @@ base::labelled! {
         TooLarge => "too_large",
         /// Too many requests wait for the site: 503.
         Busy => "busy",
+        /// A CONNECT with good credentials; what became of it is in the user's account.
+        User => "user",
         /// Reset or stopped by the client.
         Cancelled => "cancelled",
         /// A stream without a request, or with a wrong one.
@@ -115,12 +140,16 @@ pub(crate) struct Guests {
     pub(in crate::control) crypto: Option<Arc<dyn crypto::ServerConfig>>,
     site: Option<Endpoint>,
     asks: Option<Site>,
+    users: Arc<Users>,
+    tunnels: Option<Tunnels>,
+    clock: Option<Arc<dyn Clock + Send + Sync>>,
     pub(in crate::control) answers: Option<Arc<Answers>>,
     most: usize,
     /// Handshakes that may begin; `None` before the first.
     handshakes: Option<Allowance>,
     /// Packets that may be opened; `None` before the first.
     packets: Option<Allowance>,
+    user_packets: Option<Allowance>,
     pub(in crate::control) all: HashMap<ConnectionHandle, Box<Guest>>,
     pub(in crate::control) dirty: Vec<ConnectionHandle>,
     pub(crate) stats: WebStats,
@@ -130,6 +159,21 @@ impl Guests {
     /// Requests go to `asks`, and what is new of them comes by `answers`.
     pub(crate) fn connect(&mut self, asks: Option<Site>, answers: Arc<Answers>) {
         (self.asks, self.answers) = (asks, Some(answers));
+    }
+
+    /// Requests of `users` go to `tunnels`; `clock` says which of them have expired.
+    pub(crate) fn connect_users(
+        &mut self,
+        users: Arc<Users>,
+        tunnels: Option<Tunnels>,
+        clock: Arc<dyn Clock + Send + Sync>,
+    ) {
+        (self.users, self.tunnels, self.clock) = (users, tunnels, Some(clock));
+    }
+
+    /// Whether anybody could have good credentials.
+    pub(in crate::control) fn serves_users(&self) -> bool {
+        self.tunnels.is_some() && !self.users.is_empty()
     }
 
     /// Follows a new configuration; connections stay.
@@ -171,7 +215,9 @@ impl Guests {
     /// A packet of one of the connections, dropped beyond what a worker may spend on them; false if the connection is not among them.
     pub(crate) fn packet(&mut self, handle: ConnectionHandle, event: ConnectionEvent, now: Instant) -> bool {
         let Some(guest) = self.all.get_mut(&handle) else { return false };
-        if self.packets.get_or_insert_with(|| Allowance::new(PACKETS, now)).take(1, now) {
+        let (allowance, pace) =
+            if guest.is_user { (&mut self.user_packets, USER_PACKETS) } else { (&mut self.packets, PACKETS) };
+        if allowance.get_or_insert_with(|| Allowance::new(pace, now)).take(1, now) {
             guest.quinn.handle_event(event);
             self.touch(handle);
         } else {
@@ -197,11 +243,14 @@ impl Guests {
         handle: ConnectionHandle,
         now: Instant,
     ) -> Option<(&mut Guest, Around<'_>)> {
-        let Self { all, site, asks, answers, stats, .. } = self;
+        let Self { all, site, asks, answers, stats, users, tunnels, clock, .. } = self;
         let around = Around {
             answers: answers.as_ref()?,
             asks: asks.as_ref(),
             site: site.as_ref(),
+            users,
+            tunnels: tunnels.as_ref(),
+            unix_seconds: clock.as_ref().map_or(0, |clock| clock.unix_seconds()),
             requests: &mut stats.requests,
             refused: &mut stats.refused,
             now,
@@ -216,15 +265,17 @@ impl Guests {
 
     /// Makes room for one more; false if there is none.
     pub(in crate::control) fn make_room(&mut self, now: Instant) -> bool {
-        let open = self.all.iter().filter(|(_, guest)| !guest.is_over);
+        // Users' connections take nobody's place, and nobody theirs, as long as they are no more than all others.
+        let users = self.all.values().filter(|guest| guest.is_user).count() < self.most;
+        let open = self.all.iter().filter(|(_, guest)| !guest.is_over && !(users && guest.is_user));
         if open.clone().count() < self.most {
             // Closing ones are there for some round trips longer.
-            return self.all.len() < 2 * self.most;
+            return self.all.len() < 3 * self.most;
         }
         let idle = open.filter(|(_, guest)| guest.is_idle());
         let oldest =
             idle.min_by_key(|(handle, guest)| (guest.last_active, handle.0)).map(|(handle, _)| *handle);
-        let Some(oldest) = oldest.filter(|_| self.all.len() < 2 * self.most) else { return false };
+        let Some(oldest) = oldest.filter(|_| self.all.len() < 3 * self.most) else { return false };
         self.stats.refused[Refused::Replaced] += 1;
         if let Some(guest) = self.all.get_mut(&oldest) {
             guest.close(Code::NoError, "", now);
@@ -235,16 +286,17 @@ impl Guests {
 }
 
 /// The QUIC parameters of a client that named us.
-pub(in crate::control) fn transport() -> TransportConfig {
+pub(in crate::control) fn transport(serves_users: bool) -> TransportConfig {
     let mut config = TransportConfig::default();
     config
         .max_concurrent_bidi_streams(VarInt::from_u32(guest::MOST_REQUESTS))
         .max_concurrent_uni_streams(VarInt::from_u32(guest::MOST_UNIDIRECTIONAL))
         .max_idle_timeout(Some(IDLE.try_into().expect("a minute in milliseconds is a varint")))
-        .stream_receive_window(VarInt::from_u32(WINDOW / 4))
+        .stream_receive_window(VarInt::from_u32(if serves_users { STREAM_WINDOW } else { WINDOW / 4 }))
         .receive_window(VarInt::from_u32(WINDOW))
         .send_window(WINDOW.into())
-        .datagram_receive_buffer_size(None)
+        .datagram_receive_buffer_size(serves_users.then_some(DATAGRAMS_IN))
+        .datagram_send_buffer_size(DATAGRAMS_OUT)
         .mtu_discovery_config(Some(MtuDiscoveryConfig::default()));
     config
 }

@@ -8,7 +8,11 @@ use gate::{Own, refusals::Refusals, table::SingleUse, tls::TlsIdentity};
 use net::{Net, Ready};
 
 use crate::{
-    control::web::Site, hub::Hub, mtu_table::MtuTable, registry::PeerRegistry, worker::report::Publisher,
+    control::web::{Site, Tunnels},
+    hub::Hub,
+    mtu_table::MtuTable,
+    registry::PeerRegistry,
+    worker::report::Publisher,
 };
 
 /// The configuration, the secrets and the shared objects that a worker starts with.
@@ -40,6 +44,8 @@ pub struct Setup {
     pub metrics: Publisher,
     /// Where requests of clients that named us go; `None`: nowhere.
     pub site: Option<Site>,
+    /// Where requests of users go; `None`: nobody is one.
+    pub tunnels: Option<Tunnels>,
     /// With a `[tun]`: the table of packet sizes that the tunnel's thread reads. [`Net::tun`] provides the worker's queue.
     pub tun: Option<Arc<MtuTable>>,
 }

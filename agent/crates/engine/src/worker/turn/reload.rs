@@ -50,6 +50,8 @@ impl Worker {
             // Of the daemon around the workers.
             path: _, identity_key_file: _, identity_previous_key_file: _, state_dir: _, admin: _, control: _, log: _, directory: _,
             closed: _, twins: _, notes: _,
+            // Of all workers at once (`follow`).
+            users: _,
         } = &*config;
         #[rustfmt::skip]
         let Limits {
@@ -190,6 +192,8 @@ impl Worker {
                     burst: _, oversize: _, repair: _,
                     // Of connections that begin.
                     keepalive: _,
+                    // By the table of users (`follow`).
+                    allow: _, deny: _,
                 } = service;
                 if *idle < flow_state.idle {
                     cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);

@@ -67,7 +67,9 @@ impl Worker {
         let control = endpoint::control(&setup, &ids, rng.random())?;
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { hub, metrics, tun, site, .. } = setup;
+        let Setup { hub, metrics, tun, site, tunnels, .. } = setup;
+        hub.users.follow(&config);
+        let wall_clock = Arc::clone(&clock);
         hub.streams.set_most(config.limits.stream_bytes);
         let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
@@ -90,6 +92,7 @@ impl Worker {
         hub.join(id.index, ready.clone(), inbox_token);
         let mut sessions = Sessions::new(control, gate, own, ids, instance, refusals, clock);
         sessions.control.guests.connect(site, Answers::new(ready.clone(), inbox_token));
+        sessions.control.guests.connect_users(Arc::clone(&hub.users), tunnels, wall_clock);
         sessions.follow_web(&config, id.count, now);
         let own_key = *identity.public_key();
         let maker = PeerMaker { config: &config, hub: &hub, own_key: &own_key, worker: id };

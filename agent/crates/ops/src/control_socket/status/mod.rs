@@ -5,6 +5,7 @@
 //! | what a running agent and a refusal are made of | this one |
 //! | what is told of peers, accounts, lanes, flows, sockets, the device | [`engine::status`], where workers fill it |
 //! | and of ceilings | `parts.rs` |
+//! | and of users | `users.rs` |
 //! | how it reads on one screen | `text.rs` |
 //! | how one peer, or one lane, reads in full | `details.rs` |
 //! | tables, units, and text from outside made harmless | `page.rs` |
@@ -19,6 +20,7 @@ mod parts;
 #[cfg(test)]
 mod tests;
 mod text;
+mod users;
 
 use engine::status::meanings;
 pub use engine::status::{
@@ -30,6 +32,7 @@ pub use engine::status::{
 pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used};
 pub use text::Show;
+pub use users::UserStatus;
 
 /// The number of refusals that are remembered at most.
 pub const MAX_REFUSALS: usize = 16;
@@ -99,6 +102,9 @@ pub struct Status {
     /// The accounts of all peers together.
     #[serde(default)]
     pub totals: Totals,
+    /// The users, in the order of their names.
+    #[serde(default)]
+    pub users: Vec<UserStatus>,
     /// The TUN device, if the agent has one.
     #[serde(default)]
     pub tun: Option<TunStatus>,

@@ -375,6 +375,17 @@ fn full() -> Status {
         gate: counts(&[("mac", 0)]),
         meanings: [("spoofed".into(), "is of another source".into())].into_iter().collect(),
         refusals: vec![refusal],
+        users: vec![UserStatus {
+            name: "anna".to_owned(),
+            sessions: 2,
+            sessions_total: 5,
+            seen_seconds: Some(61),
+            bytes: counts(&[("from_user", 700), ("to_user", 9_000)]),
+            datagrams: counts(&[("from_user", 7)]),
+            dropped_from_user: counts(&[("queue_full", 1)]),
+            dropped_to_user: counts(&[("unsent", 2)]),
+            refused: counts(&[("address", 4)]),
+        }],
     }
 }
 
@@ -402,6 +413,9 @@ exit uplink    100       95         2       3
 exit downlink  9         2          0       7
 all uplink     100       95         2       3
 all downlink   9         2          0       7
+
+USER  SEEN   SESSIONS  FROM IT  TO IT  DROPPED  REFUSED
+anna  1m 1s  2         700      9000   3        4
 
 tun culvert0: up, MTU 1421, TCP offload, no UDP offload, tunnels cut, joined over IPv4 only, 10.9.0.1/24 fe80::9fef:fb02:4102:57d4/64
 

@@ -53,6 +53,7 @@ impl Status {
             }
         }
         self.accounts(&mut page);
+        self.user_table(&mut page);
         self.device(&mut page);
         self.sockets(&mut page);
         for peer in &self.peers {

@@ -1,0 +1,194 @@
+//! `[[user]]`: who may go through the web server of `[http]`, and what to, wherever it stands: in the configuration or in the state file.
+
+use std::{
+    collections::BTreeSet,
+    fmt,
+    net::IpAddr,
+    str::FromStr,
+    sync::Arc,
+    time::{Duration, UNIX_EPOCH},
+};
+
+use gate::password::PasswordKey;
+use ipnet::IpNet;
+use serde::{Deserialize, Serialize};
+
+use crate::{
+    Http, Service,
+    checks::Checks,
+    kinds::{Kind, granted, name, text, truth},
+    prefix::network_prefix,
+    problem::{At, PeerOrigin},
+    section::{Table, section},
+    value::{Bad, bad, parsed},
+};
+
+/// The most users of both files: what every one of them has beside its sessions stays small.
+pub const MAX_USERS: usize = 4096;
+
+/// What to write for a password.
+const PASSWORD_REMEDY: &str = "let culvert user add or culvert user set --new-password make it";
+
+fn password_key() -> Kind<PasswordKey> {
+    text("key of a password", |text| parsed(text, PASSWORD_REMEDY), ToString::to_string)
+}
+
+/// A time as seconds since the Unix epoch.
+fn moment() -> Kind<u64> {
+    text("time, as in \"2027-01-31\" or \"2027-01-31T18:00:00Z\"", read_moment, |seconds| {
+        humantime::format_rfc3339_seconds(UNIX_EPOCH + Duration::from_secs(*seconds)).to_string()
+    })
+}
+
+fn read_moment(text: &str) -> Result<u64, Bad> {
+    let read = humantime::parse_rfc3339_weak(text)
+        .or_else(|_| humantime::parse_rfc3339_weak(&format!("{text} 00:00:00")));
+    let since = read.ok().and_then(|time| time.duration_since(UNIX_EPOCH).ok());
+    since.map(|since| since.as_secs()).ok_or_else(|| {
+        let remedy = "write a day, as in \"2027-01-31\", which ends it as that day begins (UTC), or a time, as in \"2027-01-31T18:00:00Z\"";
+        bad(format!("{text:?} is not a time"), remedy)
+    })
+}
+
+fn network() -> Kind<Network> {
+    text("network", Network::read, ToString::to_string)
+}
+
+section! {
+    /// A `[[user]]`: a client with a password, and what it may reach through the web server of `[http]`.
+    #[derive(Clone, Debug, PartialEq)]
+    pub struct User {
+        /// The name that the client gives with its password, in logs and metrics. Unique.
+        name: Arc<str> = "".into(), name(), Now, required "give it a name";
+        /// What is kept of the password: a keyed hash, which `culvert user add` makes together with the password itself. It works at
+        /// any agent that has this line.
+        password_key: PasswordKey = PasswordKey::NOBODY, password_key(), Now, required PASSWORD_REMEDY;
+        /// Which of our services the user may reach, each by its name: `web:80` is the service `web`, whatever the port.
+        services: Vec<usize> = Vec::new(), granted(), Now;
+        /// The networks that the user may reach, as far as a service with `upstream = "any"` allows it. With a port, as in
+        /// `"0.0.0.0/0:443"` or `"[2001:db8::/32]:443"`, only that one.
+        networks: Vec<Network> = Vec::new(), network().list(), Now;
+        /// From when on the user is let in no more; what is open then ends.
+        expires: Option<u64> = None, moment().optional(), Now;
+        /// Whether the user is shut out for now.
+        disabled: bool = false, truth(), Now;
+    }
+    also {
+        /// The kind of file that names the user.
+        origin: PeerOrigin = PeerOrigin::Config;
+    }
+}
+
+/// A prefix of `user.networks`, with the one port that is meant, if only one is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    pub net: IpNet,
+    pub port: Option<u16>,
+}
+
+impl Network {
+    fn read(text: &str) -> Result<Self, Bad> {
+        let inside = text.strip_prefix('[').and_then(|rest| rest.split_once("]:"));
+        let with_port = inside.or_else(|| text.rsplit_once(':').filter(|(net, _)| !net.contains(':')));
+        let Some((net, port)) = with_port else {
+            return Ok(Self { net: network_prefix(text)?, port: None });
+        };
+        let port = u16::from_str(port).ok().filter(|port| *port > 0);
+        let remedy = "write 1 to 65535 behind the colon, as in \"0.0.0.0/0:443\" or \"[2001:db8::/32]:443\"";
+        let port = port.ok_or_else(|| bad(format!("{text:?} has no port behind its colon"), remedy))?;
+        Ok(Self { net: network_prefix(net)?, port: Some(port) })
+    }
+
+    /// Whether `address` lies in it, and `port` is meant.
+    #[must_use]
+    pub fn contains(&self, address: IpAddr, port: u16) -> bool {
+        self.net.contains(&address) && self.port.is_none_or(|only| only == port)
+    }
+}
+
+impl fmt::Display for Network {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.net, self.port) {
+            (net, None) => net.fmt(f),
+            (IpNet::V4(net), Some(port)) => write!(f, "{net}:{port}"),
+            (IpNet::V6(net), Some(port)) => write!(f, "[{net}]:{port}"),
+        }
+    }
+}
+
+/// A user as an operator describes it, not checked yet. On the control socket it is the JSON of `user-add`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NewUser {
+    pub name: String,
+    /// What is kept of its password; the password itself never leaves the command that made it.
+    pub password_key: String,
+    /// The names of our services that it may reach.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<String>,
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub networks: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires: Option<String>,
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub disabled: bool,
+}
+
+impl Checks {
+    /// Appends the users of these tables. One of the state file that is in the configuration, too, is left out.
+    pub(super) fn read_users(&mut self, tables: Vec<Table<'_>>, users: &mut Vec<User>) {
+        let mut seen: BTreeSet<Arc<str>> = users.iter().map(|user| Arc::clone(&user.name)).collect();
+        for mut table in tables {
+            let file = table.at.file;
+            let name: Arc<str> = table.text("name").into();
+            let user = User { name: Arc::clone(&name), origin: file, ..table.fill(self) };
+            if !name.is_empty() && !seen.insert(Arc::clone(&name)) {
+                let of_config = |user: &User| user.origin == PeerOrigin::Config && user.name == name;
+                if file == PeerOrigin::State && users.iter().any(of_config) {
+                    let problem =
+                        format!("{name:?} is also a [[user]] of the configuration, and that one counts");
+                    self.report.note(&table.at, problem, "culvert user remove takes it out of this file");
+                } else {
+                    self.taken(&table.place("name"), &name, "an earlier one");
+                }
+                continue;
+            }
+            if user.disabled {
+                users.push(user);
+                continue;
+            }
+            if user.services.is_empty() && user.networks.is_empty() {
+                let problem = format!("{name:?} may reach nothing");
+                self.report.note(&table.at, problem, "add services or networks");
+            }
+            if !user.networks.is_empty() && self.any.is_empty() {
+                let problem = "no service has upstream = \"any\", so no network can be reached";
+                let remedy = "add a [[service]] with upstream = \"any\", and allow what it may reach";
+                self.report.note(&table.place("networks"), problem, remedy);
+            }
+            users.push(user);
+        }
+        if users.len() > MAX_USERS {
+            let at = At { path: "user".to_owned(), ..At::file(PeerOrigin::Config) };
+            let problem = format!("there are {} users, and {MAX_USERS} are allowed", users.len());
+            self.report.add(&at, problem, "remove some, or split them over several agents");
+        }
+    }
+
+    /// Notes users whom nobody lets in, because there is no web server.
+    pub(super) fn reachable_users(&mut self, users: &[User], http: &Http, at: &At) {
+        if users.iter().any(|user| !user.disabled) && http.names.is_empty() {
+            let problem = "there are users, and no http.names, so none of them can come";
+            self.report.note(at, problem, "add [http] with a certificate and names, or remove the users");
+        }
+    }
+}
+
+/// Whether `service` may be what its keys say: `allow` and `deny` are for `upstream = "any"`.
+pub(super) fn check_any(checks: &mut Checks, table: &Table<'_>, service: &Service) {
+    let key = ["allow", "deny"].into_iter().find(|key| table.has(key));
+    if let Some(key) = key.filter(|_| !service.is_any()) {
+        let problem = "has an effect on a service with upstream = \"any\" only";
+        checks.report.note(&table.place(key), problem, "remove it, or set upstream = \"any\"");
+    }
+}

@@ -1,0 +1,152 @@
+//! `[[user]]` and `upstream = "any"`: what they may say, in the configuration and in the state file, and what a reload does with them.
+
+use std::path::{Path, PathBuf};
+
+use gate::password::PasswordKey;
+
+use crate::{
+    Config, NewUser, PeerOrigin, Service,
+    change::{KeyValue, PeerChange},
+    reload::{self, Kind},
+    reload_tests::parse,
+    state::{self, Edit, StateError},
+};
+
+const HEAD: &str = "identity.key_file = \"id.key\"\ntransport.listen = [\"127.0.0.1:4433\"]\naccess.mode = \"open\"\n\
+                    [http]\ncertificate_file = \"a\"\nkey_file = \"b\"\nnames = [\"gw.example.net\"]\n\
+                    [[service]]\nname = \"web\"\nupstream = \"127.0.0.1:80\"\n\
+                    [[service]]\nname = \"lan\"\nupstream = \"any\"\nallow = [\"10.1.0.0/16\"]\n";
+
+fn key() -> String {
+    PasswordKey::generate().unwrap().0.to_string()
+}
+
+fn user(name: &str, more: &str) -> String {
+    format!("[[user]]\nname = \"{name}\"\npassword_key = \"{}\"\n{more}\n", key())
+}
+
+fn notes(config: &Config) -> Vec<String> {
+    config.notes.iter().map(ToString::to_string).collect()
+}
+
+fn problem(text: &str) -> String {
+    Config::parse(text, Path::new("/")).map(drop).unwrap_err().to_string()
+}
+
+#[test]
+fn what_a_user_may_say() {
+    let all = "services = [\"web\"]\nnetworks = [\"10.1.0.0/16\", \"0.0.0.0/0:443\", \"[2001:db8::/32]:80\", \"2001:db8::1\"]\n\
+               expires = \"2030-01-31\"\ndisabled = false";
+    let config = parse(&format!("{HEAD}{}", user("anna", all)));
+    assert_eq!(notes(&config), [""; 0]);
+    let anna = &config.users[0];
+    assert_eq!((&*anna.name, &*anna.services, anna.expires), ("anna", &[0][..], Some(1_896_048_000)));
+    let networks: Vec<String> = anna.networks.iter().map(ToString::to_string).collect();
+    assert_eq!(networks, ["10.1.0.0/16", "0.0.0.0/0:443", "[2001:db8::/32]:80", "2001:db8::1/128"]);
+    let lan = &config.services[1];
+    assert!(lan.is_any() && !lan.udp && !lan.tcp && lan.upstream == Service::ANYWHERE);
+    for (more, wrong) in [
+        ("services = [\"lan\"]", "has no address of its own"),
+        ("services = [\"dns\"]", "no [[service]] is named"),
+        ("networks = [\"10.1.2.3/16\"]", "length of a prefix"),
+        ("networks = [\"10.1.0.0/16:0\"]", "has no port behind its colon"),
+        ("networks = [\"example.net:443\"]", "is not a prefix"),
+        ("expires = \"soon\"", "is not a time"),
+        ("pasword_key = \"\"", "unknown key"),
+    ] {
+        let said = problem(&format!("{HEAD}{}", user("anna", more)));
+        assert!(said.contains(wrong) && said.contains("(remedy: "), "{more}: {said}");
+    }
+    let twice = format!("{HEAD}{}{}", user("anna", ""), user("anna", ""));
+    assert!(problem(&twice).contains("is taken by an earlier one"));
+    let plain = format!("{HEAD}[[user]]\nname = \"anna\"\npassword_key = \"hunter2\"\n");
+    assert!(problem(&plain).contains("let culvert user add"));
+}
+
+#[test]
+fn an_operator_is_told_of_users_who_reach_nothing() {
+    let said = |text: &str| notes(&parse(text)).join("\n");
+    assert!(said(&format!("{HEAD}{}", user("anna", ""))).contains("may reach nothing"));
+    assert_eq!(said(&format!("{HEAD}{}", user("anna", "disabled = true"))), "");
+    let without_any = HEAD.split("[[service]]\nname = \"lan\"").next().unwrap();
+    let networks = user("anna", "networks = [\"10.1.0.0/16\"]");
+    assert!(said(&format!("{without_any}{networks}")).contains("no service has upstream = \"any\""));
+    let without_http = HEAD
+        .replace("[http]\ncertificate_file = \"a\"\nkey_file = \"b\"\nnames = [\"gw.example.net\"]\n", "");
+    let text = format!("{without_http}{}", user("anna", "services = [\"web\"]"));
+    assert!(said(&text).contains("no http.names"));
+    let allow = HEAD.replace("upstream = \"any\"", "upstream = \"127.0.0.1:81\"");
+    assert!(said(&allow).contains("upstream = \"any\" only"));
+}
+
+#[test]
+fn a_reload_shows_what_becomes_of_users() {
+    let old = parse(&format!(
+        "{HEAD}{}{}",
+        user("anna", "services = [\"web\"]"),
+        user("ben", "services = [\"web\"]")
+    ));
+    let mut new = old.clone();
+    new.users[0].disabled = true;
+    let ben = new.users.remove(1);
+    let plan = reload::plan(&old, new.clone());
+    let what: Vec<_> = plan.changes.iter().map(|change| &*change.what).collect();
+    assert_eq!(what, ["user \"ben\"", "user \"anna\": disabled"]);
+    assert_eq!(plan.config.unwrap().users, new.users);
+    // A service that stands elsewhere in the file is the same one.
+    let text = HEAD.replace(
+        "[[service]]\nname = \"web\"",
+        "[[service]]\nname = \"a\"\nupstream = \"127.0.0.1:1\"\n[[service]]\nname = \"web\"",
+    );
+    let mut moved = parse(&text);
+    moved.users = vec![crate::User { services: vec![1], ..ben }];
+    let plan = reload::plan(&old, moved);
+    assert_eq!(plan.config.unwrap().users[0].services, [0]);
+    let removed = reload::plan(&old, parse(HEAD.split("[[service]]\nname = \"lan\"").next().unwrap()));
+    assert!(
+        removed.changes.iter().any(|change| change.kind == Kind::Removed("any".to_owned())),
+        "{:?}",
+        removed.changes
+    );
+    assert!(!removed.config.unwrap().services[1].is_any());
+}
+
+#[test]
+fn the_state_file_keeps_users() {
+    let folder = tempfile::tempdir().unwrap();
+    let path: PathBuf = folder.path().join(state::FILE_NAME);
+    let running = parse(&format!("{HEAD}{}", user("anna", "services = [\"web\"]")));
+    let new = NewUser {
+        name: "ben".to_owned(),
+        password_key: key(),
+        networks: vec!["10.1.0.0/16".to_owned()],
+        ..NewUser::default()
+    };
+    let mut edit = Edit::begin(&path).unwrap();
+    edit.add_user(&new).unwrap();
+    assert!(matches!(edit.add_user(&new), Err(StateError::UserExists { .. })));
+    let switch = PeerChange {
+        name: "ben".to_owned(),
+        set: [("disabled".to_owned(), KeyValue::Switch(true))].into(),
+        ..PeerChange::default()
+    };
+    edit.set_user(&switch).unwrap();
+    let nobody = PeerChange { name: "carl".to_owned(), ..PeerChange::default() };
+    assert!(matches!(edit.set_user(&nobody), Err(StateError::NoUser { .. })));
+    edit.commit().unwrap();
+    let text = state::read(&path).unwrap().unwrap();
+    let users = state::users(&running, &text).unwrap();
+    assert_eq!(users.iter().map(|user| &*user.name).collect::<Vec<_>>(), ["anna", "ben"]);
+    assert!(users[1].disabled && users[1].origin == PeerOrigin::State);
+    // The configuration's own users count.
+    let anna = NewUser { name: "anna".to_owned(), password_key: key(), ..NewUser::default() };
+    let mut edit = Edit::begin(&path).unwrap();
+    edit.add_user(&anna).unwrap();
+    assert_eq!(state::users(&running, edit.text()).unwrap().len(), 2);
+    assert!(edit.remove_user("anna").unwrap() && !edit.remove_user("anna").unwrap());
+    let plan = reload::plan_users(&running, users);
+    assert_eq!(plan.changes.len(), 1);
+    assert!(
+        state::users(&running, "[[user]]\nname = \"x\"\n").unwrap_err().to_string().contains("is missing")
+    );
+}

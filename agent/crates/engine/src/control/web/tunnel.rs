@@ -1,0 +1,225 @@
+//! A request of a user: CONNECT, or CONNECT-UDP (RFC 9298), over HTTP/3. Who it is, and what is opened, is in the crate `users`.
+
+use std::{net::SocketAddr, sync::Arc};
+
+use bytes::Bytes;
+use h3::{
+    capsule::{self, Capsule},
+    connection::{Connection as Http, Delivery},
+    datagram,
+    error::Error,
+    fields::Fields,
+    message::Request,
+};
+use quinn_proto::{Connection, ConnectionHandle, SendDatagramError, StreamId, VarInt};
+use users::{
+    Grant, Users,
+    account::{Account, Dropped, Refusal},
+    policy::Transport,
+    target::Target,
+};
+
+use super::{
+    datagrams::Datagrams,
+    exchange::{Answers, Exchange},
+    guest::http,
+};
+
+/// The bytes of capsules that wait for a stream's credit; datagrams wait behind them.
+const MOST_CAPSULE_BYTES: usize = 64 << 10;
+
+/// What a user asks for.
+pub struct Tunnel {
+    /// Who it is.
+    pub grant: Grant,
+    /// The client's address.
+    pub client: SocketAddr,
+    /// What is to be reached, and over what.
+    pub target: Target,
+    pub transport: Transport,
+    /// Bytes in both directions, and the answer.
+    pub exchange: Arc<Exchange>,
+    /// The datagrams of CONNECT-UDP.
+    pub datagrams: Option<Arc<Datagrams>>,
+}
+
+/// Where requests of users go: to the thread that serves them. It takes a request, or gives it back if too many wait.
+pub type Tunnels = Arc<dyn Fn(Box<Tunnel>) -> Result<(), Box<Tunnel>> + Send + Sync>;
+
+/// What `grant` asks for with `head`.
+///
+/// # Errors
+///
+/// Why that is nothing.
+pub(super) fn asked(head: &Request) -> Result<(Target, Transport), Refusal> {
+    match (head.protocol.as_deref(), head.path.as_deref()) {
+        (None, _) => {
+            Target::of_connect(&head.authority).map(|target| (target, Transport::Tcp)).ok_or(Refusal::Target)
+        }
+        (Some("connect-udp"), Some(path)) => {
+            Target::of_connect_udp(path).map(|target| (target, Transport::Udp)).ok_or(Refusal::Target)
+        }
+        (Some(_), _) => Err(Refusal::Protocol),
+    }
+}
+
+/// Who has sent `fields`.
+pub(super) fn sender(users: &Users, fields: &Fields, unix_seconds: u64) -> Option<Grant> {
+    let value = |name| fields.values(name).next();
+    users.verify([value("proxy-authorization"), value("authorization")], unix_seconds)
+}
+
+impl Tunnel {
+    pub(super) fn new(
+        grant: Grant,
+        client: SocketAddr,
+        (target, transport): (Target, Transport),
+        (answers, handle, stream): (Arc<Answers>, ConnectionHandle, StreamId),
+    ) -> Box<Self> {
+        let datagrams = (transport == Transport::Udp).then(|| Datagrams::new(Arc::clone(grant.account())));
+        let exchange = Exchange::new(answers, handle, stream);
+        Box::new(Self { grant, client, target, transport, exchange, datagrams })
+    }
+}
+
+/// A capsule came on the stream of `datagrams`.
+pub(super) fn take_capsule(datagrams: &Datagrams, capsule: Capsule) {
+    match capsule {
+        Capsule::Whole { kind: capsule::DATAGRAM, value } => {
+            let length = value.len();
+            match datagram::context(&value) {
+                Some((0, payload)) => {
+                    let head = length - payload.len();
+                    datagrams.from_user(value.slice(head..));
+                }
+                Some(_) => datagrams.not_for_target(Dropped::UnknownContext),
+                None => datagrams.not_for_target(Dropped::UnknownCapsule),
+            }
+        }
+        Capsule::TooLong { kind: capsule::DATAGRAM, .. } => datagrams.not_for_target(Dropped::TooLarge),
+        Capsule::Whole { .. } | Capsule::TooLong { .. } | Capsule::Unknown { .. } => {
+            datagrams.not_for_target(Dropped::UnknownCapsule);
+        }
+    }
+}
+
+/// Counts of a connection's DATAGRAM frames, which find those that QUIC gives up in silence.
+#[derive(Default)]
+pub(super) struct Frames {
+    /// Frames that were handed to QUIC, and those of them that are known to be lost there.
+    handed: u64,
+    lost: u64,
+    /// Frames that were taken from QUIC, those that it gave up included.
+    taken: u64,
+    /// The user whose connection it is: of the newest request with good credentials.
+    account: Option<Arc<Account>>,
+    /// Whether the client's SETTINGS allow DATAGRAM frames (RFC 9297 §2.1.1).
+    pub(super) client_takes_them: bool,
+}
+
+impl Frames {
+    pub(super) fn belong_to(&mut self, account: &Arc<Account>) {
+        self.account = Some(Arc::clone(account));
+    }
+
+    /// Reads the DATAGRAM frames that came, and gives them to `find`'s sessions.
+    ///
+    /// # Errors
+    ///
+    /// The connection has to be closed.
+    pub(super) fn read(
+        &mut self,
+        quinn: &mut Connection,
+        state: &mut Http,
+        mut find: impl FnMut(StreamId) -> Option<Arc<Datagrams>>,
+    ) -> Result<Vec<StreamId>, Error> {
+        let mut ended = Vec::new();
+        while let Some(frame) = quinn.datagrams().recv() {
+            self.taken += 1;
+            let ours = match state.datagram(&frame)? {
+                Delivery::To(stream, payload) => stream_of(stream.index())
+                    .and_then(&mut find)
+                    .map(|datagrams| (datagrams, frame.len() - payload.len())),
+                Delivery::Nobody => None,
+                Delivery::Ends(stream) => {
+                    ended.extend(stream_of(stream.index()));
+                    None
+                }
+            };
+            let Some((datagrams, head)) = ours else {
+                self.nobody(Dropped::Ended);
+                continue;
+            };
+            match datagram::context(&frame[head..]) {
+                Some((0, payload)) => {
+                    let start = frame.len() - payload.len();
+                    datagrams.from_user(frame.slice(start..));
+                }
+                Some(_) => datagrams.not_for_target(Dropped::UnknownContext),
+                None => datagrams.not_for_target(Dropped::UnknownCapsule),
+            }
+        }
+        let received = quinn.stats().frame_rx.datagram;
+        if let Some(account) = &self.account
+            && received > self.taken
+        {
+            account.overflowed(received - self.taken);
+        }
+        self.taken = received.max(self.taken);
+        Ok(ended)
+    }
+
+    fn nobody(&self, reason: Dropped) {
+        if let Some(account) = &self.account {
+            account.datagram(users::account::Place::FromUser, 0);
+            account.dropped_from_user(reason, 1);
+        }
+    }
+
+    /// Sends a payload as a DATAGRAM frame, or as a capsule by `capsules` if it fits none.
+    pub(super) fn send(
+        &mut self,
+        quinn: &mut Connection,
+        stream: StreamId,
+        payload: Bytes,
+        capsules: &mut Vec<u8>,
+    ) -> Result<(), Bytes> {
+        if capsules.len() >= MOST_CAPSULE_BYTES {
+            return Err(payload);
+        }
+        let mut frame = Vec::with_capacity(payload.len() + 16);
+        datagram::put_head(&mut frame, http(stream), 0);
+        frame.extend_from_slice(&payload);
+        if self.client_takes_them && quinn.datagrams().max_size().is_some_and(|most| frame.len() <= most) {
+            match quinn.datagrams().send(frame.into(), false) {
+                Ok(()) => {
+                    self.handed += 1;
+                    return Ok(());
+                }
+                Err(SendDatagramError::Blocked(_)) => return Err(payload),
+                Err(_) => {}
+            }
+        }
+        let mut value = Vec::with_capacity(payload.len() + 1);
+        value.push(0);
+        value.extend_from_slice(&payload);
+        capsule::put(capsules, capsule::DATAGRAM, &value);
+        Ok(())
+    }
+
+    /// The connection is over: frames that QUIC took and never sent were not handed to the user.
+    pub(super) fn end(&mut self, quinn: &Connection) {
+        let sent = quinn.stats().frame_tx.datagram;
+        let lost = self.handed.saturating_sub(sent);
+        if let Some(account) = &self.account
+            && lost > self.lost
+        {
+            account.taken_back(lost - self.lost);
+        }
+        self.lost = self.lost.max(lost);
+    }
+}
+
+fn stream_of(index: u64) -> Option<StreamId> {
+    VarInt::from_u64(index).ok().map(StreamId::from)
+}

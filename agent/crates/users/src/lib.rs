@@ -1,0 +1,247 @@
+//! Users of the web server: who they are, what they may reach, and what they have had. No version of HTTP is known here: each brings
+//! the values of fields, and gets sockets.
+//!
+//! | question | file |
+//! |---|---|
+//! | who is it, and does a change of the configuration let the user go on | this one: [`Users`], [`Grant`] |
+//! | what stands in `authorization` and `proxy-authorization` | `credentials.rs` |
+//! | which addresses may be reached | [`policy`] |
+//! | what does a client ask for | [`target`] |
+//! | how is it opened | `open.rs` |
+//! | what is counted | [`account`] |
+
+use std::{
+    collections::HashMap,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
+};
+
+use arc_swap::ArcSwap;
+use base::panics::lock;
+use config::{Config, Network, Service, User};
+use gate::password::PasswordKey;
+use tokio::sync::watch;
+
+pub mod account;
+mod credentials;
+mod open;
+pub mod policy;
+#[cfg(any(test, feature = "fuzzing"))]
+#[doc(hidden)]
+pub mod properties;
+pub mod target;
+
+pub use self::open::Open;
+use self::{
+    account::{Account, UserFigures},
+    credentials::{Presented, presented},
+    policy::Policy,
+};
+
+/// Sessions that one user may have open.
+pub const MOST_SESSIONS: usize = 256;
+
+/// Sessions of all users together; each has a socket, and up to 256 KiB in its queues.
+pub const MOST_SESSIONS_OF_ALL: usize = 1024;
+
+/// The users of the configuration that runs. Reading takes no lock.
+#[derive(Default)]
+pub struct Users {
+    table: ArcSwap<HashMap<Arc<str>, Arc<Entry>>>,
+    changing: Mutex<()>,
+    sessions: Arc<AtomicUsize>,
+    /// Credentials that were presented and are not good.
+    wrong: AtomicU64,
+}
+
+struct Entry {
+    account: Arc<Account>,
+    /// Dropped with the user, which ends what is open.
+    access: watch::Sender<Arc<Access>>,
+}
+
+/// What a user may do.
+#[derive(Debug, PartialEq)]
+struct Access {
+    password: PasswordKey,
+    services: Vec<Reachable>,
+    networks: Vec<Network>,
+    policy: Policy,
+    expires: Option<u64>,
+    disabled: bool,
+    /// The names of services that there are, granted or not: they are never looked up.
+    names: Vec<Arc<str>>,
+}
+
+/// A service that a user may reach.
+#[derive(Debug, PartialEq)]
+struct Reachable {
+    name: Arc<str>,
+    address: std::net::SocketAddr,
+    udp: bool,
+    tcp: bool,
+}
+
+impl Access {
+    fn new(user: &User, services: &[Service]) -> Self {
+        let granted = user.services.iter().filter_map(|place| services.get(*place));
+        let reachable = granted.map(|service| Reachable {
+            name: Arc::clone(&service.name),
+            address: service.upstream,
+            udp: service.udp,
+            tcp: service.tcp,
+        });
+        Self {
+            password: user.password_key.clone(),
+            services: reachable.collect(),
+            networks: user.networks.clone(),
+            policy: Policy::new(services),
+            expires: user.expires,
+            disabled: user.disabled,
+            names: services.iter().map(|service| Arc::clone(&service.name)).collect(),
+        }
+    }
+
+    fn is_over(&self, unix_seconds: u64) -> bool {
+        self.disabled || self.expires.is_some_and(|at| at <= unix_seconds)
+    }
+}
+
+impl Users {
+    /// Follows a configuration: who is removed, or may not do any more what they do, ends at once.
+    pub fn follow(&self, config: &Config) {
+        let _one_at_a_time = lock(&self.changing);
+        let old = self.table.load();
+        let mut table = HashMap::with_capacity(config.users.len());
+        for user in &config.users {
+            let access = Arc::new(Access::new(user, &config.services));
+            let entry = match old.get(&user.name) {
+                Some(entry) => {
+                    entry.access.send_if_modified(|current| {
+                        let differs = **current != *access;
+                        if differs {
+                            *current = access;
+                        }
+                        differs
+                    });
+                    Arc::clone(entry)
+                }
+                None => Arc::new(Entry {
+                    account: Arc::new(Account::new(&user.name)),
+                    access: watch::Sender::new(access),
+                }),
+            };
+            table.insert(Arc::clone(&user.name), entry);
+        }
+        self.table.store(Arc::new(table));
+    }
+
+    /// Whether there are no users, so that nobody can have good credentials.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.table.load().is_empty()
+    }
+
+    /// Who presents the values of `proxy-authorization` and `authorization`; `None` unless one of them has the name and the password
+    /// of a user who is let in.
+    ///
+    /// Whatever is presented, and if nothing is, two passwords are compared: the time tells nothing.
+    #[must_use]
+    pub fn verify(&self, fields: [Option<&[u8]>; 2], unix_seconds: u64) -> Option<Grant> {
+        let table = self.table.load();
+        let mut found = None;
+        for field in fields {
+            let mut buffer = [0; credentials::MOST_BYTES];
+            let Presented { name, password } =
+                field.and_then(|field| presented(field, &mut buffer)).unwrap_or(Presented::NOTHING);
+            let entry = table.get(name);
+            let access = entry.map(|entry| Arc::clone(&entry.access.borrow()));
+            let is_right =
+                access.as_ref().map_or(&PasswordKey::NOBODY, |access| &access.password).is_of(password);
+            if let (Some(entry), Some(access), true) = (entry, access, is_right)
+                && !access.is_over(unix_seconds)
+            {
+                found = Some((Arc::clone(entry), access));
+            } else if field.is_some() {
+                self.wrong.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let (entry, access) = found?;
+        entry.account.seen(unix_seconds);
+        Some(Grant {
+            account: Arc::clone(&entry.account),
+            access: entry.access.subscribe(),
+            password: access.password.clone(),
+            sessions: Arc::clone(&self.sessions),
+        })
+    }
+
+    /// What each user has had, in the order of their names.
+    #[must_use]
+    pub fn figures(&self) -> Vec<UserFigures> {
+        let table = self.table.load();
+        let mut figures: Vec<_> = table.values().map(|entry| entry.account.figures()).collect();
+        figures.sort_unstable_by(|a, b| a.name.cmp(&b.name));
+        figures
+    }
+
+    /// How many credentials were presented that are not good.
+    #[must_use]
+    pub fn wrong(&self) -> u64 {
+        self.wrong.load(Ordering::Relaxed)
+    }
+}
+
+/// A user whose credentials were good.
+#[derive(Clone)]
+pub struct Grant {
+    account: Arc<Account>,
+    access: watch::Receiver<Arc<Access>>,
+    password: PasswordKey,
+    sessions: Arc<AtomicUsize>,
+}
+
+impl Grant {
+    /// The counts of the user.
+    #[must_use]
+    pub fn account(&self) -> &Arc<Account> {
+        &self.account
+    }
+
+    /// Takes a place among the user's sessions; `None` if there is none left.
+    #[must_use]
+    pub fn session(&self) -> Option<Session> {
+        let take = |count: &AtomicUsize, most: usize| {
+            count
+                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| (now < most).then_some(now + 1))
+                .is_ok()
+        };
+        if !take(&self.sessions, MOST_SESSIONS_OF_ALL) {
+            return None;
+        }
+        if !take(&self.account.sessions, MOST_SESSIONS) {
+            self.sessions.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        self.account.opened();
+        Some(Session { account: Arc::clone(&self.account), sessions: Arc::clone(&self.sessions) })
+    }
+}
+
+/// A place among the sessions of a user, until it is dropped.
+pub struct Session {
+    account: Arc<Account>,
+    sessions: Arc<AtomicUsize>,
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.account.sessions.fetch_sub(1, Ordering::Relaxed);
+        self.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests;

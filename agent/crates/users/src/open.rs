@@ -1,0 +1,176 @@
+//! Opening what a user asks for: names are looked up here, off the packet path, and addresses are checked after that.
+
+use std::{
+    io,
+    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    time::Duration,
+};
+
+use net::ports;
+use tokio::{
+    net::{TcpStream, UdpSocket},
+    time::timeout,
+};
+
+use crate::{
+    Access, Grant,
+    account::Refusal,
+    policy::Transport,
+    target::{Host, Target},
+};
+
+/// How long a look-up may take.
+const LOOKUP_WITHIN: Duration = Duration::from_secs(5);
+
+/// How long one address may take to accept a connection.
+const CONNECT_WITHIN: Duration = Duration::from_secs(5);
+
+/// Addresses of a name that are tried.
+const MOST_ADDRESSES: usize = 4;
+
+/// What was opened for a user, and for what.
+pub struct Open<S> {
+    /// The socket.
+    pub socket: S,
+    /// Where it leads.
+    pub address: SocketAddr,
+}
+
+impl Grant {
+    /// Opens a TCP connection to what a user asks for.
+    ///
+    /// # Errors
+    ///
+    /// Why not; it is not counted yet.
+    pub async fn open_tcp(&self, target: &Target) -> Result<Open<TcpStream>, Refusal> {
+        let mut refusal = Refusal::Unreachable;
+        for address in self.addresses(target, Transport::Tcp).await? {
+            match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
+                Ok(Ok(socket)) => {
+                    // What a client sends at once is to arrive at once.
+                    let _best_effort = socket.set_nodelay(true);
+                    return Ok(Open { socket, address });
+                }
+                Ok(Err(error)) if error.kind() == io::ErrorKind::ConnectionRefused => {
+                    refusal = Refusal::Refused
+                }
+                Ok(Err(_)) => refusal = Refusal::Unreachable,
+                Err(_) => refusal = Refusal::Timeout,
+            }
+        }
+        Err(refusal)
+    }
+
+    /// Opens a UDP socket that leads to what a user asks for, and takes datagrams from there alone.
+    ///
+    /// # Errors
+    ///
+    /// As those of [`Grant::open_tcp`].
+    pub async fn open_udp(&self, target: &Target) -> Result<Open<UdpSocket>, Refusal> {
+        let open = async |address: SocketAddr| {
+            let own: IpAddr =
+                if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
+            let socket = UdpSocket::bind((own, 0)).await?;
+            socket.connect(address).await?;
+            io::Result::Ok(socket)
+        };
+        for address in self.addresses(target, Transport::Udp).await? {
+            if let Ok(socket) = open(address).await {
+                return Ok(Open { socket, address });
+            }
+        }
+        Err(Refusal::Unreachable)
+    }
+
+    /// Ready when what was opened for `target`, which leads to `address`, has to end: the user is removed, shut out or has expired, has
+    /// another password, or may not reach it any more. `unix_seconds` reads the clock.
+    pub async fn over(
+        &self,
+        target: &Target,
+        transport: Transport,
+        address: SocketAddr,
+        unix_seconds: impl Fn() -> u64,
+    ) {
+        let mut access = self.access.clone();
+        loop {
+            let left = {
+                let current = access.borrow_and_update();
+                let now = unix_seconds();
+                let may_go_on = !current.is_over(now)
+                    && current.password == self.password
+                    && current.still_leads_to(target, transport, address);
+                if !may_go_on {
+                    return;
+                }
+                // Clocks are set: the time is looked at once a minute.
+                current.expires.map(|at| Duration::from_secs((at - now).min(60)))
+            };
+            let changed = match left {
+                Some(left) => timeout(left, access.changed()).await.unwrap_or(Ok(())),
+                None => access.changed().await,
+            };
+            if changed.is_err() {
+                return;
+            }
+        }
+    }
+
+    /// The addresses to try for `target`, each of which the user may reach.
+    async fn addresses(&self, target: &Target, transport: Transport) -> Result<Vec<SocketAddr>, Refusal> {
+        // Nothing is held while a name is looked up.
+        let access = std::sync::Arc::clone(&self.access.borrow());
+        let found = match &target.host {
+            Host::Address(address) => vec![*address],
+            Host::Name(name) if access.has_service(name) => {
+                return access.service(name, transport).map(|address| vec![address]).ok_or(Refusal::Service);
+            }
+            // Who may reach no network has no use for an answer.
+            Host::Name(_) if access.networks.is_empty() => return Err(Refusal::Network),
+            Host::Name(name) => look_up(name, target.port).await?,
+        };
+        let (mut refusal, mut allowed) = (Refusal::Resolve, Vec::new());
+        for address in found {
+            let with_port = SocketAddr::new(address, target.port);
+            let is_own = ports::is_own(with_port);
+            match access.policy.may_reach(&access.networks, transport, address, target.port, is_own) {
+                Ok(()) => allowed.push(with_port),
+                Err(reason) => refusal = reason,
+            }
+        }
+        allowed.truncate(MOST_ADDRESSES);
+        if allowed.is_empty() { Err(refusal) } else { Ok(allowed) }
+    }
+}
+
+impl Access {
+    /// Whether `name` is that of a service; one with a dot is a name like any other.
+    fn has_service(&self, name: &str) -> bool {
+        !name.contains('.') && self.names.iter().any(|service| service.eq_ignore_ascii_case(name))
+    }
+
+    fn service(&self, name: &str, transport: Transport) -> Option<SocketAddr> {
+        let service = self.services.iter().find(|service| service.name.eq_ignore_ascii_case(name))?;
+        let serves = match transport {
+            Transport::Tcp => service.tcp,
+            Transport::Udp => service.udp,
+        };
+        serves.then_some(service.address)
+    }
+
+    /// Whether what leads to `address` may go on: what was looked up is not looked up again.
+    fn still_leads_to(&self, target: &Target, transport: Transport, address: SocketAddr) -> bool {
+        match &target.host {
+            Host::Name(name) if self.has_service(name) => self.service(name, transport) == Some(address),
+            Host::Name(_) | Host::Address(_) => {
+                let is_own = ports::is_own(address);
+                self.policy.may_reach(&self.networks, transport, address.ip(), address.port(), is_own).is_ok()
+            }
+        }
+    }
+}
+
+async fn look_up(name: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
+    let looked_up = timeout(LOOKUP_WITHIN, tokio::net::lookup_host((name, port))).await;
+    let addresses = looked_up.map_err(|_| Refusal::Resolve)?.map_err(|_| Refusal::Resolve)?;
+    Ok(addresses.map(|address| address.ip()).take(4 * MOST_ADDRESSES).collect())
+}

@@ -1,0 +1,181 @@
+use std::{path::Path, time::Duration};
+
+use data_encoding::BASE64;
+use tokio::{
+    io::{AsyncReadExt, AsyncWriteExt},
+    net::{TcpListener, UdpSocket},
+    time::timeout,
+};
+
+use super::{
+    account::{Dropped, Place, Refusal},
+    policy::Transport,
+    target::Target,
+    *,
+};
+
+/// A configuration with a service at `port`, and these users and services.
+fn config(port: u16, more: &str) -> Config {
+    let text = format!(
+        "identity.key_file = \"id.key\"\ntransport.listen = [\"127.0.0.1:4433\"]\naccess.mode = \"open\"\n\
+         [[service]]\nname = \"web\"\nupstream = \"127.0.0.1:{port}\"\n\
+         [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:{port}\"\nprotocol = \"udp\"\n{more}"
+    );
+    Config::parse(&text, Path::new("/")).unwrap_or_else(|error| panic!("{error}"))
+}
+
+struct Anna {
+    key: PasswordKey,
+    field: String,
+}
+
+impl Anna {
+    fn new() -> Self {
+        let (key, password) = PasswordKey::generate().unwrap();
+        let field = format!("Basic {}", BASE64.encode(format!("anna:{}", *password).as_bytes()));
+        Self { key, field }
+    }
+
+    fn table(&self, more: &str) -> String {
+        format!("[[user]]\nname = \"anna\"\npassword_key = \"{}\"\n{more}\n", self.key)
+    }
+
+    fn verify(&self, users: &Users, now: u64) -> Option<Grant> {
+        users.verify([Some(self.field.as_bytes()), None], now)
+    }
+}
+
+fn target(text: &str) -> Target {
+    Target::of_connect(text).unwrap()
+}
+
+#[test]
+fn good_credentials_are_those_of_a_user_who_is_let_in() {
+    let (anna, users) = (Anna::new(), Users::default());
+    assert!(users.is_empty() && anna.verify(&users, 0).is_none());
+    users.follow(&config(80, &anna.table("services = [\"web\"]\nexpires = \"2030-01-01\"")));
+    let end = 1_893_456_000;
+    assert!(anna.verify(&users, end - 1).is_some_and(|grant| grant.account().name() == "anna"));
+    assert!(users.verify([None, Some(anna.field.as_bytes())], 0).is_some());
+    assert!(users.verify([Some(b"Basic !"), Some(anna.field.as_bytes())], 0).is_some());
+    assert!(anna.verify(&users, end).is_none());
+    let wrong = format!("Basic {}", BASE64.encode(b"anna:wrong"));
+    let unknown = format!("Basic {}", BASE64.encode(b"ben:wrong"));
+    for field in [wrong.as_str(), unknown.as_str(), "Basic", "Bearer x", ""] {
+        assert!(users.verify([Some(field.as_bytes()), None], 0).is_none(), "{field}");
+    }
+    assert!(users.verify([None, None], 0).is_none());
+    assert_eq!((users.wrong(), users.figures()[0].last_seen), (8, end - 1));
+    users.follow(&config(80, &anna.table("disabled = true")));
+    assert!(anna.verify(&users, 0).is_none());
+    users.follow(&config(80, ""));
+    assert!(anna.verify(&users, 0).is_none() && users.is_empty());
+}
+
+#[test]
+fn sessions_are_bounded() {
+    let (anna, users) = (Anna::new(), Users::default());
+    users.follow(&config(80, &anna.table("services = [\"web\"]")));
+    let grant = anna.verify(&users, 0).unwrap();
+    let mut sessions: Vec<_> = (0..MOST_SESSIONS).map(|_| grant.session().unwrap()).collect();
+    assert!(grant.session().is_none());
+    sessions.pop();
+    assert!(grant.session().is_some());
+    drop(sessions);
+    let figures = &users.figures()[0];
+    assert_eq!((figures.sessions, figures.opened), (0, MOST_SESSIONS as u64 + 1));
+}
+
+#[tokio::test]
+async fn a_user_reaches_services_and_networks_and_nothing_else() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let (anna, users) = (Anna::new(), Users::default());
+    let any = "[[service]]\nname = \"lan\"\nupstream = \"any\"\nallow = [\"127.0.0.1/32\"]\n";
+    let access = format!("services = [\"web\"]\nnetworks = [\"127.0.0.0/8:{port}\"]");
+    users.follow(&config(port, &format!("{any}{}", anna.table(&access))));
+    let grant = anna.verify(&users, 0).unwrap();
+    let refusal = async |text: &str| grant.open_tcp(&target(text)).await.err();
+    // By a service's name whatever the port, by an address, and by a name that is looked up.
+    for reached in ["web:1", "Web:443", &format!("127.0.0.1:{port}"), &format!("localhost:{port}")] {
+        let mut open =
+            grant.open_tcp(&target(reached)).await.unwrap_or_else(|refusal| panic!("{reached}: {refusal:?}"));
+        let (mut accepted, _) = listener.accept().await.unwrap();
+        accepted.write_all(b"x").await.unwrap();
+        assert_eq!(open.socket.read_u8().await.unwrap(), b'x', "{reached}");
+        assert_eq!(open.address.port(), port);
+    }
+    assert_eq!(refusal("dns:1").await, Some(Refusal::Service));
+    assert_eq!(refusal("lan:1").await, Some(Refusal::Service));
+    assert_eq!(refusal("127.0.0.1:1").await, Some(Refusal::Network));
+    assert_eq!(refusal("192.0.2.1:443").await, Some(Refusal::Network));
+    assert_eq!(refusal(&format!("127.0.0.2:{port}")).await, Some(Refusal::Address));
+    assert_eq!(refusal("no-such-host.invalid:443").await, Some(Refusal::Resolve));
+    assert!(grant.open_udp(&target("web:1")).await.is_ok());
+    drop(listener);
+    assert_eq!(refusal("web:1").await, Some(Refusal::Refused));
+}
+
+#[tokio::test]
+async fn datagrams_come_from_the_target_alone() {
+    let [echo, other] =
+        [UdpSocket::bind("127.0.0.1:0").await.unwrap(), UdpSocket::bind("127.0.0.1:0").await.unwrap()];
+    let (anna, users) = (Anna::new(), Users::default());
+    users.follow(&config(echo.local_addr().unwrap().port(), &anna.table("services = [\"dns\"]")));
+    let open = anna.verify(&users, 0).unwrap().open_udp(&target("dns:53")).await.unwrap();
+    open.socket.send(b"ask").await.unwrap();
+    let mut buffer = [0; 100];
+    let (length, from) = echo.recv_from(&mut buffer).await.unwrap();
+    other.send_to(b"forged", from).await.unwrap();
+    echo.send_to(&buffer[..length], from).await.unwrap();
+    let length = open.socket.recv(&mut buffer).await.unwrap();
+    assert_eq!(&buffer[..length], b"ask");
+}
+
+#[tokio::test]
+async fn what_is_open_ends_when_the_user_may_not_have_it_any_more() {
+    let (anna, users) = (Anna::new(), Users::default());
+    let good = config(80, &anna.table("services = [\"web\"]"));
+    let address = "127.0.0.1:80".parse().unwrap();
+    let other = Anna::new();
+    for ends in [
+        config(80, ""),
+        config(80, &anna.table("services = [\"web\"]\ndisabled = true")),
+        config(80, &anna.table("services = [\"web\"]\nexpires = \"2020-01-01\"")),
+        config(80, &anna.table("services = [\"dns\"]")),
+        config(81, &anna.table("services = [\"web\"]")),
+        config(80, &other.table("services = [\"web\"]")),
+    ] {
+        users.follow(&good);
+        let grant = anna.verify(&users, 0).unwrap();
+        let now = || 1_800_000_000;
+        let (web, tcp) = (target("web:80"), Transport::Tcp);
+        let over = grant.over(&web, tcp, address, now);
+        tokio::pin!(over);
+        let while_nothing_matters = async {
+            users.follow(&config(80, &anna.table("services = [\"web\", \"dns\"]")));
+            timeout(Duration::from_millis(20), &mut over).await
+        };
+        assert!(while_nothing_matters.await.is_err(), "it goes on");
+        users.follow(&ends);
+        timeout(Duration::from_secs(5), over).await.expect("it ends at once");
+    }
+}
+
+#[test]
+fn an_account_balances() {
+    let account = Account::new(&"anna".into());
+    for _ in 0..5 {
+        account.datagram(Place::FromTarget, 100);
+    }
+    for _ in 0..4 {
+        account.datagram(Place::ToUser, 100);
+    }
+    account.dropped_to_user(Dropped::QueueFull, 1);
+    account.taken_back(2);
+    account.overflowed(3);
+    let figures = account.figures();
+    assert_eq!(figures.datagrams[Place::FromTarget], figures.datagrams[Place::ToUser] + 1 + 2);
+    assert_eq!((figures.dropped_to[Dropped::Unsent], figures.bytes[Place::FromTarget]), (2, 500));
+    assert_eq!((figures.datagrams[Place::FromUser], figures.dropped_from[Dropped::Overflow]), (3, 3));
+}
