@@ -13,3 +13,4 @@ mod out;
 pub mod run;
 pub mod service;
 mod site;
+mod web_server;
