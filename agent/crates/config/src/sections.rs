@@ -377,8 +377,9 @@ section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Http {
         /// The certificate and its chain, in PEM form, that a client without a knock meets if it names one of `http.names`. Relative
-        /// paths start at the folder of the configuration file. Both files are read at the start and at each reload; the agent's user
-        /// has to be able to read them ([operations](operations.md#a-web-server-on-the-same-port)).
+        /// paths start at the folder of the configuration file. Both files are read at the start, at each reload, and some seconds after
+        /// they have changed; the agent's user has to be able to read them
+        /// ([operations](operations.md#a-web-server-on-the-same-port)).
         certificate_file: PathBuf = PathBuf::new(), path(), NextConnection;
         /// The key of the certificate, in PEM form: ECDSA, RSA or Ed25519.
         key_file: PathBuf = PathBuf::new(), path(), NextConnection;
