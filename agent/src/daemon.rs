@@ -225,6 +225,7 @@ impl Daemon {
         if let Some(control) = &self.control {
             control.close();
         }
+        self.running.web_server.close();
         for worker in &self.workers {
             if !worker.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
                 tracing::error!("a worker takes no commands");

@@ -83,7 +83,7 @@ fn site(answer: &Result<u16, String>, site: &Endpoint) -> Finding {
     }
 }
 
-/// Asks the site for `/`: the status of its answer, or why there is none.
+/// Asks the site for `/`: the status of its answer, or why it does not answer.
 pub(super) fn ask(site: &Endpoint) -> Result<u16, String> {
     let asked = || -> io::Result<u16> {
         let address = (&*site.host, site.port).to_socket_addrs()?.next().ok_or(io::ErrorKind::NotFound)?;

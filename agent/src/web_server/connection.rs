@@ -279,8 +279,14 @@ async fn http2(plain: Plain, visit: Arc<Visit>) -> Result<(), TcpRefused> {
 
 /// Closes a connection, in order unless it is one that only costs.
 async fn close(ending: Ending, in_order: impl Future<Output = ()>) -> Result<(), TcpRefused> {
-    if ending != Ending::Refused(TcpRefused::Flood) {
-        timeout(LAST_ANSWERS, in_order).await.ok();
+    let within = match ending {
+        Ending::Refused(TcpRefused::Flood) => Duration::ZERO,
+        // Another one has its place already.
+        Ending::Refused(TcpRefused::Replaced) => LAST_ANSWERS / 10,
+        Ending::Idle | Ending::Refused(_) => LAST_ANSWERS,
+    };
+    if !within.is_zero() {
+        timeout(within, in_order).await.ok();
     }
     match ending {
         Ending::Idle => Ok(()),

@@ -117,6 +117,8 @@ impl Body for Answer {
 pub(super) async fn pass_on(mut content: Incoming, client: mpsc::Sender<Piece>) -> TcpOutcome {
     loop {
         let frame = tokio::select! {
+            // First: over HTTP/1.1 nobody waits for an end that the length has told.
+            biased;
             frame = timeout(PIECE_WITHIN, content.frame()) => frame,
             () = client.closed() => return TcpOutcome::Cancelled,
         };
@@ -127,16 +129,15 @@ pub(super) async fn pass_on(mut content: Incoming, client: mpsc::Sender<Piece>) 
                 // Trailers are not passed on.
                 Err(_) => continue,
             },
-            Ok(None) => Piece::End,
+            Ok(None) => {
+                let told = timeout(ROOM_WITHIN, client.send(Piece::End)).await;
+                return if told.is_ok() { TcpOutcome::Site } else { TcpOutcome::Cancelled };
+            }
             Ok(Some(Err(_))) | Err(_) => return TcpOutcome::BrokenOff,
         };
-        let is_last = matches!(piece, Piece::End);
         // A client that does not take it in time has left, or keeps the place of others.
         if !matches!(timeout(ROOM_WITHIN, client.send(piece)).await, Ok(Ok(()))) {
             return TcpOutcome::Cancelled;
-        }
-        if is_last {
-            return TcpOutcome::Site;
         }
     }
 }

@@ -91,6 +91,11 @@ impl WebServer {
         }
     }
 
+    /// Accepts no connection any more.
+    pub fn close(&self) {
+        self.told.send_modify(|told| told.sockets.clear());
+    }
+
     /// The addresses at which it listens, as the kernel has them.
     #[must_use]
     pub fn addresses(&self) -> Vec<SocketAddr> {

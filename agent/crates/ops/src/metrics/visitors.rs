@@ -56,7 +56,7 @@ base::labelled! {
         Replaced => "replaced",
         /// More TLS handshakes than may begin in a second.
         Hurry => "hurry",
-        /// A trusted server sent a PROXY header that is none.
+        /// A trusted server sent a PROXY header that cannot be read.
         Header => "header",
         /// TLS failed.
         Handshake => "handshake",
@@ -120,7 +120,7 @@ impl Visitors {
         self.certificates[outcome].fetch_add(1, Ordering::Relaxed);
     }
 
-    /// The certificate that is shown ends at this time, in seconds since 1970; 0: there is none.
+    /// The certificate that is shown ends at this time, in seconds since 1970; 0: it has no certificate.
     pub fn set_certificate_end(&self, unix_seconds: u64) {
         self.certificate_end.store(unix_seconds, Ordering::Relaxed);
     }
@@ -172,7 +172,7 @@ impl Visitors {
         out.each(counts.map(|(outcome, count)| (outcome.label(), count.load(Ordering::Relaxed))));
     }
 
-    /// When the certificate that is shown ends, in seconds since 1970; `None`: there is none.
+    /// When the certificate that is shown ends, in seconds since 1970; `None`: it has no certificate.
     #[must_use]
     pub fn certificate_end(&self) -> Option<u64> {
         Some(self.certificate_end.load(Ordering::Relaxed)).filter(|end| *end > 0)
