@@ -81,7 +81,7 @@ papers() {
 examples() {
     local folder
     install -D -m 0644 -t "$1" config/*.toml
-    for folder in babel bird frr grafana nftables prometheus; do
+    for folder in babel bird certbot frr grafana nftables prometheus; do
         install -D -m 0644 -t "$1/$folder" deploy/$folder/*
     done
 }

@@ -45,6 +45,7 @@ use ops::{
     operator::Running,
     qlog::Captures,
     web::StatusPage,
+    web_server::WebServer,
 };
 use tokio::{
     runtime,
@@ -53,7 +54,7 @@ use tokio::{
 
 use crate::{
     admin::{self, Admin, PageSlot},
-    site, tunnels,
+    site, tunnels, web_server,
 };
 
 /// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
@@ -116,6 +117,8 @@ impl Daemon {
         let ended = Arc::new(Mutex::new(Some(ended)));
         let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;
         let interfaces = open_interfaces(&config);
+        let web_server = WebServer::new(web_server::start(&metrics));
+        let web_sockets = web_server.open(&config)?;
         let mut threads = Vec::new();
         let mut addresses = None;
         for ((worker, ports), knocks) in (0..workers).zip(open_ports(&config, workers)?).zip(knocks) {
@@ -157,6 +160,7 @@ impl Daemon {
             snapshots,
             inboxes,
             metrics: Arc::clone(&metrics),
+            web_server,
             reloading: Mutex::default(),
             refusals,
             captures: Captures::new(Arc::clone(&registry), Arc::clone(&hub), Arc::new(SystemClock)),
@@ -167,6 +171,8 @@ impl Daemon {
             clock: Arc::new(SystemClock),
         });
         show_page(admin.as_ref(), &running, &health);
+        running.web_server.follow(Arc::clone(&config), web_sockets);
+        running.show_certificate();
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
@@ -175,6 +181,7 @@ impl Daemon {
             transport = throttle::list(&addresses.transport),
             udp = throttle::list(&addresses.udp),
             tcp = throttle::list(&addresses.tcp),
+            http = throttle::list(&running.web_server.addresses()),
             metrics = admin.as_ref().map(|admin| tracing::field::display(admin.address)),
             control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
             workers,
@@ -220,6 +227,7 @@ impl Daemon {
         if let Some(control) = &self.control {
             control.close();
         }
+        self.running.web_server.close();
         for worker in &self.workers {
             if !worker.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
                 tracing::error!("a worker takes no commands");

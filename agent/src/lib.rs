@@ -14,3 +14,4 @@ pub mod run;
 pub mod service;
 mod site;
 mod tunnels;
+mod web_server;

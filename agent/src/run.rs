@@ -151,15 +151,18 @@ pub fn run(mut signals: Signals, config: Config, identity: Identity) -> anyhow::
 const CUT_SHORT: &str =
     "ended at once by a second signal: the peers may not know, and notice it in half a second";
 
-/// Reloads when the directory of peers has changed, on a thread of its own: a disk or a network that hangs keeps nobody waiting.
+/// Reloads when the directory of peers has changed, and reads the web server's certificate again when its files have, on a thread of
+/// its own: a disk or a network that hangs keeps nobody waiting.
 ///
 /// Looking costs a `stat` for each file and second, and works where inotify does not: on network file systems, and through the
 /// links and mounts of a Kubernetes Secret.
 fn watch_peers(running: Arc<Running>) -> anyhow::Result<()> {
     let look = move || {
         let (mut watch, mut silent) = (Watch::default(), false);
+        let mut certificate = CertificateWatch::default();
         loop {
             thread::sleep(PEERS_INTERVAL);
+            certificate.look(&running);
             let config = running.config();
             let Some(path) = &config.directory.path else { continue };
             let found = fingerprint_in_time(path);
@@ -210,6 +213,33 @@ impl Watch {
             return false;
         }
         is_quiet && self.tried.replace(found) != Some(found)
+    }
+}
+
+/// The changes of the web server's certificate.
+#[derive(Debug, Default)]
+struct CertificateWatch {
+    watch: Watch,
+    looks: u32,
+}
+
+impl CertificateWatch {
+    /// Between two looks that touch the files.
+    const EVERY: u32 = 5;
+
+    fn look(&mut self, running: &Running) {
+        self.looks += 1;
+        let config = running.config();
+        if config.certificate.is_none() || !self.looks.is_multiple_of(Self::EVERY) {
+            return;
+        }
+        // What cannot be looked at now looks the same once it is back.
+        let Ok(found) = config.http.files_in_time() else { return };
+        // What runs may have been read before or after a change, so the first look leads to a reading, too.
+        if self.watch.is_due(found, !found) {
+            // It says in the log how it ended, a panic too.
+            let _renewed = panics::isolate(Part::Reload, || running.renew_certificate()).is_ok();
+        }
     }
 }
 

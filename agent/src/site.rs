@@ -1,5 +1,5 @@
-//! Asks the site (`http.site`) for whatever clients of the web server ask: HTTP/1.1 on a thread beside the packet path, which starts with
-//! the first request.
+//! Asks the site (`http.site`) for whatever clients of the web server ask over HTTP/3: HTTP/1.1 on a thread beside the packet path, which
+//! starts with the first request. Those on TCP (`web_server/`) ask through the same [`Connection`].
 
 use std::{
     pin::Pin,
@@ -12,6 +12,7 @@ use std::{
 use base::panics::{self, Part};
 use bytes::Bytes;
 use engine::control::web::{Abandoned, Ask, Exchange, Site};
+use gate::identity::Endpoint;
 use h3::message::{Request, Response};
 use http_body_util::BodyExt;
 use hyper::{
@@ -43,11 +44,12 @@ const CONNECT_WITHIN: Duration = Duration::from_secs(5);
 const ANSWER_WITHIN: Duration = Duration::from_secs(60);
 
 /// How long a client may take to make room for the next piece of an answer: others wait for its place.
-const ROOM_WITHIN: Duration = Duration::from_secs(60);
+pub(crate) const ROOM_WITHIN: Duration = Duration::from_secs(60);
 
 /// Fields that are about one connection (RFC 9110 §7.6.1), and those that say who asked, which the agent writes itself.
-const NOT_FORWARDED: [&str; 10] = [
+const NOT_FORWARDED: [&str; 12] = [
     "connection",
+    "forwarded",
     "keep-alive",
     "proxy-connection",
     "proxy-authorization",
@@ -57,6 +59,7 @@ const NOT_FORWARDED: [&str; 10] = [
     "upgrade",
     "x-forwarded-for",
     "x-forwarded-proto",
+    "x-real-ip",
 ];
 
 /// What workers give requests to: one thread of the process.
@@ -122,23 +125,18 @@ impl Drop for FailOnDrop<'_> {
 /// Asks the site and hands its answer on; an error if it does not answer, or not to the end.
 async fn answer(ask: Ask) -> Result<(), Failure> {
     let Ask { site, client, head, exchange } = ask;
-    let connecting = TcpStream::connect((&*site.host, site.port));
-    let stream = timeout(CONNECT_WITHIN, connecting).await??;
-    stream.set_nodelay(true)?;
-    let (mut sender, connection) = http1::handshake(TokioIo::new(stream)).await?;
-    // It ends with its request, or when that is given up.
-    let connection = AbortOnDrop(task::spawn(Part::Site, async move {
-        connection.await.ok();
-    }));
+    let mut connection = Connection::open(&site).await?;
     let request = request(&head, client.ip().to_canonical().to_string(), &exchange)?;
-    let response = timeout(ANSWER_WITHIN, sender.send_request(request)).await;
-    let result = match response {
-        Ok(Ok(response)) => pass_on(response, &exchange).await,
-        Ok(Err(error)) => Err(error.into()),
-        Err(error) => Err(error.into()),
-    };
-    drop(connection);
-    result
+    pass_on(connection.ask(request).await?, &exchange).await
+}
+
+/// The most that is read of an answer before it is passed on, in bytes; heads of answers have to fit.
+const READ_BYTES: usize = 32 << 10;
+
+/// A connection to the site, for one request. It ends when this is dropped, but for one that the site has upgraded.
+pub(crate) struct Connection<B> {
+    sender: http1::SendRequest<B>,
+    _task: AbortOnDrop,
 }
 
 struct AbortOnDrop(JoinHandle<()>);
@@ -149,7 +147,35 @@ impl Drop for AbortOnDrop {
     }
 }
 
-type Failure = Box<dyn std::error::Error + Send + Sync>;
+pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
+
+impl<B: Body<Data = Bytes, Error: Into<Failure>> + Send + 'static> Connection<B> {
+    /// Connects to the site.
+    pub(crate) async fn open(site: &Endpoint) -> Result<Self, Failure> {
+        let connecting = TcpStream::connect((&*site.host, site.port));
+        let stream = timeout(CONNECT_WITHIN, connecting).await??;
+        stream.set_nodelay(true)?;
+        let (sender, connection) =
+            http1::Builder::new().max_buf_size(READ_BYTES).handshake(TokioIo::new(stream)).await?;
+        let run = async move {
+            connection.with_upgrades().await.ok();
+        };
+        Ok(Self { sender, _task: AbortOnDrop(task::spawn(Part::Site, run)) })
+    }
+
+    /// Sends the request; returns when the answer has begun.
+    pub(crate) async fn ask(
+        &mut self,
+        request: hyper::Request<B>,
+    ) -> Result<hyper::Response<Incoming>, Failure> {
+        Ok(timeout(ANSWER_WITHIN, self.sender.send_request(request)).await??)
+    }
+}
+
+/// Whether a field goes on to the other side, of a message with these `headers`.
+pub(crate) fn is_passed_on(headers: &HeaderMap<HeaderValue>, name: &HeaderName) -> bool {
+    !NOT_FORWARDED.contains(&name.as_str()) && !is_named_by_connection(headers, name)
+}
 
 fn request(
     head: &Request,
@@ -205,7 +231,7 @@ async fn pass_on(response: hyper::Response<Incoming>, exchange: &Exchange) -> Re
     let (head, mut body) = response.into_parts();
     let mut answer = Response::new(head.status.as_u16());
     for (name, value) in &head.headers {
-        if !NOT_FORWARDED.contains(&name.as_str()) && !is_named_by_connection(&head.headers, name) {
+        if is_passed_on(&head.headers, name) {
             // What HTTP/3 does not have is left out.
             answer.fields.push(name.as_str().to_owned(), value.as_bytes().to_vec()).ok();
         }

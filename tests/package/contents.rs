@@ -77,7 +77,7 @@ fn the_package_has_everything_in_its_place_and_no_configuration() {
 /// The configurations of other programs that packages have, in the folder of examples.
 pub(crate) fn examples_of_daemons() -> Vec<String> {
     let mut paths = Vec::new();
-    for folder in ["babel", "bird", "frr", "grafana", "nftables", "prometheus"] {
+    for folder in ["babel", "bird", "certbot", "frr", "grafana", "nftables", "prometheus"] {
         for file in fs::read_dir(repository("deploy").join(folder)).unwrap() {
             paths.push(format!("{folder}/{}", file.unwrap().file_name().to_str().unwrap()));
         }

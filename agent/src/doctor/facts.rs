@@ -35,6 +35,8 @@ pub struct Facts {
     pub clock: Clock,
     /// The ports, the forwarding and the filters of the host.
     pub network: Network,
+    /// The web server of the configuration.
+    pub web: Web,
     /// The TUN device of the configuration; nothing of it is known without a `[tun]`.
     pub tun: Tun,
     /// The peers of the configuration, in its order.
@@ -266,6 +268,15 @@ pub struct Conntrack {
     pub max: u64,
     /// For how long it remembers UDP that went both ways, without traffic.
     pub udp_timeout: Duration,
+}
+
+/// The web server, for whoever names us or connects.
+#[derive(Clone, Debug, Default)]
+pub struct Web {
+    /// The days until its certificate ends; `None`: it has none, or it cannot be read.
+    pub certificate_days: Option<u64>,
+    /// The status with which the site answers, or why it does not; `None`: there is no site, or it was not asked.
+    pub site: Option<Result<u16, String>>,
 }
 
 /// The TUN device and its driver.

@@ -11,7 +11,7 @@ use std::{
 use base::clock::{Clock as _, SystemClock};
 use config::{self, Config, LoadError};
 use engine::tunnel;
-use gate::{identity::Identity, tls::cpu_has_aes};
+use gate::{identity::Identity, tls::cpu_has_aes, web::WebCertificate};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use net::{
     folder,
@@ -30,7 +30,7 @@ use super::{
     dial,
     facts::{
         Access, Clock, ConfigFile, Conntrack, Daemon, Facts, Files, Found, Kernel, Limits, NamedPath,
-        Network, Opened, Peer, Port, Tried, Tun,
+        Network, Opened, Peer, Port, Tried, Tun, Web,
     },
     limits::wanted_buffer,
     lookup, unit,
@@ -63,6 +63,7 @@ pub fn gather(options: &Options) -> (Facts, Option<Config>) {
         limits: limits(of_config, options.rate),
         clock: Clock { unix_seconds: SystemClock.unix_seconds(), state: host::clock().ok() },
         network: Network::default(),
+        web: of_config.map(|config| web(config, options.offline)).unwrap_or_default(),
         tun: of_config.and_then(|config| config.tun.as_ref()).map(tun).unwrap_or_default(),
         peers: of_config.map(|config| lookup::peers(config, options.offline)).unwrap_or_default(),
     };
@@ -203,8 +204,19 @@ fn ports(config: &Config) -> Vec<Port> {
         let open = list.iter().filter(|forward| forward.open);
         ports.extend(open.map(|forward| port(key, tcp, forward.listen)));
     }
+    ports.extend(config.http.listen.iter().map(|address| port("http.listen", true, *address)));
     ports.extend(config.admin.listen.map(|address| port("metrics.listen", true, address)));
     ports
+}
+
+fn web(config: &Config, offline: bool) -> Web {
+    const DAY: u64 = 24 * 60 * 60;
+    let now = SystemClock.unix_seconds();
+    let days = |certificate: &WebCertificate| certificate.expires().saturating_sub(now) / DAY;
+    Web {
+        certificate_days: config.certificate.as_ref().map(days),
+        site: config.http.site.as_ref().filter(|_| !offline).map(super::web::ask),
+    }
 }
 
 fn opened(tried: io::Result<()>) -> Opened {

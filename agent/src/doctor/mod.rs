@@ -7,7 +7,7 @@
 //! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `net/src/host.rs` |
 //! | what a systemd unit gives the daemon | `unit.rs` |
 //! | how peers are dialled, if nobody else does | `dial.rs` |
-//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `routing.rs`, `peers.rs`, `paths.rs` |
+//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `routing.rs`, `peers.rs`, `paths.rs`, `web.rs` |
 //! | how findings are printed | `report.rs` |
 //!
 //! Nothing is changed, and nothing is sent but questions for names and, if no daemon runs, the handshakes with the peers that
@@ -31,6 +31,7 @@ mod routing;
 mod tests;
 mod tun;
 mod unit;
+mod web;
 
 use config::Config;
 use facts::Facts;
@@ -140,6 +141,12 @@ checks! {
     Clock = "clock" in Limits,
     /// The ports are free, or ours.
     Ports = "ports" in Network,
+    /// HTTP/3 and the web server on TCP are found by each other.
+    WebServer = "web-server" in Network,
+    /// The certificate of the web server goes on to be valid.
+    WebCertificate = "web-certificate" in Network,
+    /// The site behind the web server answers.
+    WebSite = "web-site" in Network,
     /// The status page is for those who are meant to read it.
     StatusPage = "status-page" in Network,
     /// Packets are forwarded between peers and networks.
@@ -258,6 +265,7 @@ pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         findings.extend([files::state_folder(facts, config), files::control_folder(facts, config)]);
         findings.extend(files::daemon(facts));
         findings.extend(network::checks(facts, config));
+        findings.extend(web::checks(facts, config));
         findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));
         findings.extend(config.tun.iter().flat_map(|tun| routing::checks(facts, config, tun)));
         findings.extend(peers::checks(facts, config));

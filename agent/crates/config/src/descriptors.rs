@@ -2,6 +2,9 @@
 
 use crate::{Config, Peer};
 
+/// The most connections to `http.listen`, in all.
+pub const MOST_WEB_CONNECTIONS: usize = 512;
+
 impl Config {
     /// How many files peers and unauthenticated senders may keep open.
     #[must_use]
@@ -17,7 +20,9 @@ impl Config {
         let dialled = self.peers.iter().filter(|peer| !peer.endpoints.is_empty());
         let tcp = self.limits.tcp_streams as u64;
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
-        self.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
+        // Each connection may have another to the site.
+        let web = if self.http.listen.is_empty() { 0 } else { 2 * MOST_WEB_CONNECTIONS as u64 };
+        self.limits.flows as u64 + tcp + web + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
 

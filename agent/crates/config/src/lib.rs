@@ -15,6 +15,7 @@
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
 //! | how many files it may keep open | `descriptors.rs` |
+//! | whether the files of the web server's certificate have changed | `http.rs` |
 //! | what an operator sees when something is wrong, and where that is | `problem.rs` |
 //!
 //! Each file uses those below it only:
@@ -53,6 +54,7 @@ pub mod defaults;
 mod descriptors;
 pub mod directory;
 pub mod export;
+mod http;
 #[cfg(test)]
 mod http_tests;
 mod kinds;
@@ -94,6 +96,7 @@ mod users_tests;
 mod value;
 
 pub use checks::MOST_HOLDERS;
+pub use descriptors::MOST_WEB_CONNECTIONS;
 pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate, ThinStreams};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};

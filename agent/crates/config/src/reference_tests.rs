@@ -230,6 +230,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "metrics.allow" => "[\"10.7.0.0/16\"]",
         "peer.address" => "[\"10.9.0.7\"]",
         "http.names" => "[\"www.example.org\"]",
+        "http.listen" => "[\"127.0.0.1:9443\"]",
+        "http.trusted" => "[\"10.7.0.0/16\"]",
         "http.site" => "\"http://127.0.0.1:8081\"",
         "metrics.names" => "[\"prometheus.example.org\"]",
         "tun.up" | "tun.down" => "[\"/bin/true\"]",

@@ -5,6 +5,7 @@
 
 use std::{
     io,
+    net::SocketAddr,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -309,7 +310,7 @@ impl Head<'_> {
         let tcp = checks.read_forwards::<TcpForward>(&mut root, "tcp", |TcpForward(forward)| forward);
         let access = checks.read_access(&mut root, listens);
         let (admin, token_file) = checks.read_admin(&mut root, base);
-        let (http, web) = checks.read_http(&mut root, base, listens);
+        let (http, web) = checks.read_http(&mut root, base, &transport.listen);
         checks.reachable_users(&self.users, &http, &root.at);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
@@ -466,7 +467,12 @@ impl Checks {
     }
 
     /// The web server, and the places of its files and its names, if it has a certificate and a key.
-    fn read_http(&mut self, root: &mut Table<'_>, base: &Path, listens: bool) -> (Http, Option<[At; 3]>) {
+    fn read_http(
+        &mut self,
+        root: &mut Table<'_>,
+        base: &Path,
+        quic: &[SocketAddr],
+    ) -> (Http, Option<[At; 3]>) {
         let mut table = root.table("http", &mut self.report);
         let mut http: Http = table.fill(self);
         let is_named = |path: &Path| !path.as_os_str().is_empty();
@@ -477,16 +483,59 @@ impl Checks {
             }
         }
         let keys = ["certificate_file", "key_file", "names"];
+        let on_tcp = !http.listen.is_empty();
         let missing = keys.iter().zip(has).find(|(_, has)| !has).map(|(key, _)| *key);
         let used = keys.into_iter().chain(["site"]).find(|key| table.has(key));
-        if let Some((missing, used)) = missing.zip(used) {
+        if on_tcp {
+            self.check_http_listen(&table, &http, missing, quic);
+        } else if let Some((missing, used)) = missing.zip(used) {
             let problem = format!("there is no http.{missing}, so nobody meets a web server");
             self.report.note(&table.place(used), problem, format!("add {missing}, or remove the section"));
-        } else if let Some(used) = used.filter(|_| !listens) {
+        } else if let Some(used) = used.filter(|_| quic.is_empty()) {
             let problem = "this agent does not listen, so nobody meets its web server";
-            self.report.note(&table.place(used), problem, "add transport.listen, or remove the section");
+            let remedy = "add transport.listen or http.listen, or remove the section";
+            self.report.note(&table.place(used), problem, remedy);
+        }
+        for key in ["tls", "trusted"].into_iter().filter(|key| !on_tcp && table.has(key)) {
+            self.report.note(&table.place(key), "has no effect without http.listen", "remove the key");
         }
         (http, (has[0] && has[1]).then(|| keys.map(|key| table.place(key))))
+    }
+
+    /// What `http.listen` needs, and what an operator should know of it; of the keys of HTTP/3 one may be `missing`.
+    fn check_http_listen(
+        &mut self,
+        table: &Table<'_>,
+        http: &Http,
+        missing: Option<&str>,
+        quic: &[SocketAddr],
+    ) {
+        let is_public = |address: &SocketAddr| !address.ip().to_canonical().is_loopback();
+        if http.tls {
+            if let Some(missing) = missing.filter(|missing| *missing != "names") {
+                let problem = format!("there is no http.{missing}, which TLS needs");
+                let remedy = format!("add {missing}, or http.tls = false behind a server that ends TLS");
+                self.report.add(&table.place("listen"), problem, remedy);
+            }
+        } else if http.trusted.is_empty() && http.listen.iter().any(is_public) {
+            let problem = "everybody who reaches http.listen is answered without encryption";
+            let remedy =
+                "remove the key, or listen on 127.0.0.1 and name the server in front in http.trusted";
+            self.report.note(&table.place("tls"), problem, remedy);
+        }
+        let ports: Vec<u16> = http.listen.iter().map(SocketAddr::port).collect();
+        if let Some(udp) = quic.first().filter(|_| http.tls && missing.is_none())
+            && !quic.iter().any(|address| ports.contains(&address.port()))
+        {
+            let problem = format!("HTTP/3 is at UDP port {}, and no address here has that port", udp.port());
+            let remedy = "use one number for both: several clients take one port";
+            self.report.note(&table.place("listen"), problem, remedy);
+        }
+        if http.trusted.iter().any(|net| net.prefix_len() == 0) {
+            let problem = "everybody may say whose request it is";
+            let remedy = "write the addresses of the servers in front only";
+            self.report.note(&table.place("trusted"), problem, remedy);
+        }
     }
 
     /// The path of the socket, or `None` for no socket.

@@ -429,16 +429,27 @@ section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Http {
         /// The certificate and its chain, in PEM form, that a client without a knock meets if it names one of `http.names`. Relative
-        /// paths start at the folder of the configuration file. Both files are read at the start and at each reload; the agent's user
-        /// has to be able to read them ([operations](operations.md#a-web-server-on-the-same-port)).
+        /// paths start at the folder of the configuration file. Both files are read at the start, at each reload, and some seconds after
+        /// they have changed; the agent's user has to be able to read them
+        /// ([operations](operations.md#a-web-server-on-the-same-port)).
         certificate_file: PathBuf = PathBuf::new(), path(), NextConnection;
         /// The key of the certificate, in PEM form: ECDSA, RSA or Ed25519.
         key_file: PathBuf = PathBuf::new(), path(), NextConnection;
         /// The names (SNI) under which `transport.listen` answers as a web server, over HTTP/3. To clients that give another name, or
         /// none, it stays as silent as without this section.
         names: Vec<String> = Vec::new(), text("host name", value::host_name, Clone::clone).list(), NextConnection;
-        /// The web server whose answers they get, over HTTP/1.1: `"http://127.0.0.1:8080"`. It is asked for GET, HEAD and POST; while
-        /// it is down the answer is 502. Left out, every answer is 404.
+        /// TCP addresses at which the same web server answers over HTTP/2 and HTTP/1.1, under every name and none
+        /// ([operations](operations.md#the-web-server-on-tcp)). Left out, there is no web server on TCP. A reload opens and closes
+        /// single ones.
+        listen: Vec<SocketAddr> = Vec::new(), address().then(Checks::listener).list(), Now;
+        /// Whether TLS is spoken at `http.listen`, with the certificate above. `false` is for a web server or balancer in front that
+        /// ends it.
+        tls: bool = true, truth(), NextConnection;
+        /// The prefixes from which such a server connects: of a client there, its PROXY header (version 1 or 2) or its
+        /// `X-Forwarded-For` or `Forwarded` says whose request it is. They are ignored from everybody else.
+        trusted: Vec<IpNet> = Vec::new(), text("prefix", network_prefix, ToString::to_string).list(), NextConnection;
+        /// The web server whose answers they get, over HTTP/1.1: `"http://127.0.0.1:8080"`. Over HTTP/3 it is asked for GET, HEAD and
+        /// POST, on TCP for every method but CONNECT and TRACE; while it is down the answer is 502. Left out, every answer is 404.
         site: Option<Endpoint> = None, text("web server", value::site, |site| format!("http://{site}")).optional(), NextConnection;
     }
 }

@@ -99,6 +99,11 @@ base::labelled! {
 static HYBRID: LazyLock<Hybrid> =
     LazyLock::new(|| Hybrid { classical: provider::kx_group::X25519, random: &System });
 
+/// The same, as rustls takes it.
+pub(crate) fn hybrid() -> &'static dyn SupportedKxGroup {
+    &*HYBRID
+}
+
 impl TlsIdentity {
     /// Wraps `pkcs8`, the PKCS#8 DER of an Ed25519 private key, in a fresh certificate.
     ///

@@ -1,4 +1,4 @@
-//! The certificate that is shown to whoever names us, and the TLS of HTTP/3 with it.
+//! The certificate that is shown to whoever names us, and the TLS of HTTP/3, and of HTTP/1.1 and HTTP/2 on TCP, with it.
 //!
 //! Browsers and authorities use curves and keys that agents do not: this is a provider of its own beside `tls.rs`.
 
@@ -14,13 +14,19 @@ use quinn_proto::crypto::{
     rustls::{NoInitialCipherSuite, QuicServerConfig},
 };
 use rustls::{
+    ServerConfig,
     crypto::{CryptoProvider, ring as provider},
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
 
+use crate::tls::hybrid;
+
 /// The application protocol of HTTP/3 (RFC 9114 §3.1).
 const ALPN: &[u8] = b"h3";
+
+/// The application protocols on TCP, the better first (RFC 9113 §3.1, RFC 9112).
+const TCP_ALPN: [&[u8]; 2] = [b"h2", b"http/1.1"];
 
 /// The longest file that is read, in bytes: chains have less than 20 KiB.
 const MOST_FILE_BYTES: usize = 1 << 20;
@@ -31,6 +37,7 @@ pub struct WebCertificate {
     chain: Vec<CertificateDer<'static>>,
     expires: u64,
     crypto: Arc<dyn crypto::ServerConfig>,
+    tls: Arc<ServerConfig>,
 }
 
 /// Why there is no certificate.
@@ -135,7 +142,8 @@ impl WebCertificate {
                 WebCertificateError::Key { path: key, cause }
             }
         })?;
-        Ok(Self { chain, expires, crypto: server(provider, certified)? })
+        let tls = tcp_server(certified.clone())?;
+        Ok(Self { chain, expires, crypto: server(provider, certified)?, tls })
     }
 
     /// When the certificate ends, in seconds since 1970.
@@ -159,6 +167,12 @@ impl WebCertificate {
     pub fn crypto(&self) -> Arc<dyn crypto::ServerConfig> {
         Arc::clone(&self.crypto)
     }
+
+    /// The same on TCP, also of TLS 1.2, for HTTP/2 and HTTP/1.1.
+    #[must_use]
+    pub fn tls(&self) -> Arc<ServerConfig> {
+        Arc::clone(&self.tls)
+    }
 }
 
 /// The same chain: it is used with one key.
@@ -181,19 +195,40 @@ fn web_provider() -> CryptoProvider {
     }
 }
 
+/// What browsers, and programs older than TLS 1.3, agree on.
+fn tcp_provider() -> CryptoProvider {
+    use provider::kx_group::{SECP256R1, SECP384R1, X25519};
+    let kx_groups = vec![hybrid(), X25519, SECP256R1, SECP384R1];
+    CryptoProvider { kx_groups, ..provider::default_provider() }
+}
+
+fn tcp_server(certified: CertifiedKey) -> Result<Arc<ServerConfig>, rustls::Error> {
+    let mut config = ServerConfig::builder_with_provider(Arc::new(tcp_provider()))
+        .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
+        .with_no_client_auth()
+        .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
+    config.alpn_protocols = TCP_ALPN.map(<[u8]>::to_vec).into();
+    keep_nothing(&mut config);
+    Ok(Arc::new(config))
+}
+
+/// Nothing is kept of unauthenticated senders, and no early data is taken.
+fn keep_nothing(config: &mut ServerConfig) {
+    config.send_tls13_tickets = 0;
+    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
+    config.max_early_data_size = 0;
+}
+
 fn server(
     provider: CryptoProvider,
     certified: CertifiedKey,
 ) -> Result<Arc<dyn crypto::ServerConfig>, WebCertificateError> {
-    let mut config = rustls::ServerConfig::builder_with_provider(Arc::new(provider))
+    let mut config = ServerConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&rustls::version::TLS13])?
         .with_no_client_auth()
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
     config.alpn_protocols = vec![ALPN.to_vec()];
-    // Nothing is kept of unauthenticated senders, and no early data is taken.
-    config.send_tls13_tickets = 0;
-    config.session_storage = Arc::new(rustls::server::NoServerSessionStorage {});
-    config.max_early_data_size = 0;
+    keep_nothing(&mut config);
     Ok(Arc::new(QuicServerConfig::try_from(config)?))
 }
 

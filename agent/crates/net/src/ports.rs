@@ -13,7 +13,7 @@
 
 use std::{
     fmt, io,
-    net::{IpAddr, SocketAddr, UdpSocket},
+    net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     os::fd::AsFd,
     sync::Once,
 };
@@ -96,6 +96,14 @@ pub fn open(wanted: &PortPlan, workers: u8) -> Result<Vec<Ports>, PortError> {
         }
     }
     Ok(shares)
+}
+
+/// A TCP socket that listens at `address`, for a thread beside the workers; it does not block.
+///
+/// # Errors
+/// The kernel's.
+pub fn listen_tcp(address: SocketAddr) -> io::Result<TcpListener> {
+    tcp_listening(address).map(Into::into)
 }
 
 /// Whether packets may carry `SO_MARK`.

@@ -6,6 +6,7 @@
 //! | how requests are carried out by the running daemon | [`operator`] |
 //! | counters for Prometheus | [`metrics`] |
 //! | the figures of the status page, and their last ten minutes | [`web`] |
+//! | the sockets of the web server on TCP | [`web_server`] |
 //! | captures, as qlog files | [`qlog`] |
 //! | a reload, from the file to the workers | [`reload`] |
 //! | logging | [`log`] |
@@ -21,3 +22,4 @@ pub mod qlog;
 pub mod reload;
 mod reload_error;
 pub mod web;
+pub mod web_server;

@@ -201,6 +201,8 @@ fn targets(level: LogLevel) -> Targets {
         .with_default(others)
         // It warns for each packet that is not what it should be, whoever sent it.
         .with_target("quinn_proto", LevelFilter::ERROR)
+        // A visitor of the web server decides how often it warns.
+        .with_target("h2", LevelFilter::ERROR)
         .with_targets(["culvert", "quic_core"].map(|name| (name, ours)))
 }
 

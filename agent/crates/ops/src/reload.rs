@@ -15,15 +15,21 @@ use base::{
     panics::Critical,
 };
 use config::{
-    self, Config,
+    self, Config, Http,
     reload::{Change, Effect, Kind, Plan, plan_beside, plan_peer, plan_users},
     state::{self, Edit},
 };
 use dataplane::sockets::more_ports;
 use engine::{follow::follow, registry::RegistryError, tunnel};
+use gate::web::WebCertificate;
 use net::ports::{self, PortError, Ports};
 
-use crate::{control_socket::Reloaded, descriptors, log, metrics, operator::Running};
+use crate::{
+    control_socket::Reloaded,
+    descriptors, log,
+    metrics::{self, CertificateRead},
+    operator::Running,
+};
 
 pub use crate::reload_error::ReloadError;
 
@@ -153,6 +159,7 @@ impl Running {
             }
         }
         let shares = self.open(&config, &plan)?;
+        let web_sockets = self.web_server.open(&config)?;
         if dry_run {
             self.registry.would_take(&config, &plan)?;
             return Ok(changes);
@@ -165,8 +172,56 @@ impl Running {
                 .set_sockets(granted.map_or(0, |granted| descriptors::sockets_for_flows(&config, granted)));
         }
         log::set_level(config.log.level);
+        self.web_server.follow(Arc::clone(&config), web_sockets);
         self.config.store(config);
+        self.show_certificate();
         Ok(changes)
+    }
+
+    /// Tells the metrics when the certificate of the web server ends.
+    pub fn show_certificate(&self) {
+        let end = self.config.load().certificate.as_ref().map_or(0, WebCertificate::expires);
+        self.metrics.visitors.set_certificate_end(end);
+    }
+
+    /// Reads the certificate of the web server again, whose files have changed, and shows it from the next handshake on. A pair that
+    /// cannot be used, or lacks one of the names, changes nothing.
+    pub fn renew_certificate(&self) {
+        let _one_at_a_time = self.reloading.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = self.config.load_full();
+        let Some(shown) = &running.certificate else { return };
+        let Http { certificate_file, key_file, names, .. } = &running.http;
+        let renewed = WebCertificate::load(certificate_file, key_file)
+            .map_err(|error| (error.to_string(), error.remedy()))
+            .and_then(|renewed| match names.iter().find(|name| !renewed.covers(name)) {
+                Some(name) => Err((
+                    format!("it is not for {name:?}"),
+                    "have the certificate made for all of http.names",
+                )),
+                None => Ok(renewed),
+            });
+        let outcome = match renewed {
+            Ok(renewed) if renewed == *shown => return,
+            Ok(renewed) => {
+                let config = Config { certificate: Some(renewed), ..Config::clone(&running) };
+                let plan = Plan { config: Some(config), ..Plan::default() };
+                self.follow_plan(&running, plan, false).map_err(|error| (error.to_string(), "culvert reload"))
+            }
+            Err(error) => Err(error),
+        };
+        match outcome {
+            Ok(_) => {
+                self.metrics.visitors.certificate(CertificateRead::Renewed);
+                tracing::info!(file = %certificate_file.display(), "the web server shows its renewed certificate");
+            }
+            Err((error, remedy)) => {
+                self.metrics.visitors.certificate(CertificateRead::Kept);
+                tracing::warn!(
+                    file = %certificate_file.display(), error,
+                    "the changed certificate of the web server cannot be used, and the one before it is still shown (remedy: {remedy})"
+                );
+            }
+        }
     }
 
     /// Opens the ports that are new: a share for each worker.

@@ -3,6 +3,8 @@
 use config::LoadError;
 use engine::{registry::RegistryError, tunnel::TunnelError, worker::remedy};
 
+use crate::web_server::ListenFailed;
+
 /// The reason why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]
 pub enum ReloadError {
@@ -23,6 +25,9 @@ pub enum ReloadError {
         what: &'static str,
         error: std::io::Error,
     },
+    /// A port of the web server could not be opened.
+    #[error(transparent)]
+    WebServer(#[from] ListenFailed),
     /// A peer that runs is in the way.
     #[error("a peer is in the way, see culvert peer list: {0}")]
     PeerRegistry(#[from] RegistryError),
@@ -34,7 +39,7 @@ impl ReloadError {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Config(_) | Self::PeerRegistry(_) => true,
-            Self::NoFile | Self::Route(_) | Self::Port { .. } => false,
+            Self::NoFile | Self::Route(_) | Self::Port { .. } | Self::WebServer(_) => false,
         }
     }
 }

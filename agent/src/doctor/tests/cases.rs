@@ -7,6 +7,9 @@ use gate::identity::PublicKey;
 
 use super::*;
 
+/// The names of the web server in the configuration.
+const NAMES: &str = "names = [\"gw.example.net\"]";
+
 /// When a check fires, and how much that matters. The match has an arm for each check, so that none is forgotten.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
@@ -177,6 +180,18 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 f.daemon = Daemon::Mute("permission denied".to_owned());
             }),
         ],
+        Check::WebServer => vec![
+            (Warning, (NAMES, "names = [\"gw.example.net\"]\nlisten = [\"0.0.0.0:443\"]"), |_| {}),
+            (Note, (NAMES, "names = [\"gw.example.net\"]\nlisten = [\"0.0.0.0:4433\"]"), |_| {}),
+            (Note, (NAMES, "listen = [\"0.0.0.0:4433\"]"), |_| {}),
+        ],
+        Check::WebCertificate => vec![
+            (Warning, AS_IT_IS, |f| f.web.certificate_days = Some(13)),
+            (Error, AS_IT_IS, |f| f.web.certificate_days = Some(0)),
+        ],
+        Check::WebSite => {
+            vec![(Warning, AS_IT_IS, |f| f.web.site = Some(Err("does not answer: refused".to_owned())))]
+        }
         Check::StatusPage => vec![
             (Warning, ("10.9.0.0/16", "0.0.0.0/0"), |_| {}),
             (Note, ("10.9.0.1:9464", "127.0.0.1:9464"), |_| {}),

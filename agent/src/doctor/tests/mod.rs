@@ -9,7 +9,7 @@ use std::{
 use super::{
     facts::{
         Access, Account, Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found,
-        Kernel, Limits, Lookup, NamedPath, Network, Opened, Peer, Port, Service, Tun, Unit,
+        Kernel, Limits, Lookup, NamedPath, Network, Opened, Peer, Port, Service, Tun, Unit, Web,
     },
     *,
 };
@@ -38,6 +38,7 @@ fn text() -> String {
          [transport]\nlisten = [\"0.0.0.0:4433\"]\nworkers = 2\nmark = 7\ngso = \"auto\"\n\
          [metrics]\nlisten = \"10.9.0.1:9464\"\npage = true\nallow = [\"10.9.0.0/16\"]\n\
          [control]\nsocket = \"/run/culvert/culvert.sock\"\n\
+         [http]\ncertificate_file = \"a\"\nkey_file = \"b\"\nnames = [\"gw.example.net\"]\nsite = \"http://127.0.0.1:8080\"\n\
          [limits]\nflows = 1000\n\
          [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:53\"\n\
          [[peer]]\nname = \"exit\"\npublic_key = \"{KEY}\"\nendpoints = [\"exit.example.net:4433\"]\nkeepalive = \"20s\"\n\
@@ -120,6 +121,7 @@ fn facts() -> Facts {
             conntrack: Some(Conntrack { count: 799, max: 1_000, udp_timeout: Duration::from_secs(120) }),
             interfaces: vec![("wan".to_owned(), true)],
         },
+        web: Web { certificate_days: Some(60), site: Some(Ok(200)) },
         tun: Tun {
             driver: Some(Ok(TunFeatures { vnet_header: true, several_queues: true })),
             denied: false,

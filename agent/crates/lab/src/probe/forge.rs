@@ -2,7 +2,7 @@
 
 use quinn_proto::{VarInt, coding::Codec as _};
 use rustls::{
-    Side, SupportedCipherSuite,
+    Side,
     crypto::ring::cipher_suite::TLS13_AES_128_GCM_SHA256,
     quic::{Keys, Version},
 };
@@ -82,7 +82,7 @@ impl Initial<'_> {
 
 /// The keys that both ends derive from a connection ID alone; for unknown versions, those of version 1.
 fn client_keys(version: u32, dcid: &[u8]) -> Keys {
-    let SupportedCipherSuite::Tls13(suite) = TLS13_AES_128_GCM_SHA256;
+    let suite = TLS13_AES_128_GCM_SHA256.tls13().expect("it is a suite of TLS 1.3");
     let version = match version {
         V2 => Version::V2,
         DRAFT_29 => Version::V1Draft,

@@ -7,6 +7,7 @@
 //! | what about the process itself? | `process.rs` |
 //! | and the configuration: its limits, its reloads? | `configured.rs` |
 //! | the admin server? | `admin.rs` |
+//! | the web server on TCP? | `visitors.rs` |
 //! | how does the text come about? | `text.rs` |
 //!
 //! ```text
@@ -19,6 +20,7 @@ mod admin;
 mod configured;
 mod process;
 mod text;
+mod visitors;
 
 use std::{
     sync::{Arc, Mutex},
@@ -52,6 +54,7 @@ pub use configured::Reload;
 pub use process::host_text;
 /// The type of what [`Metrics::render`] returns, as HTTP names it.
 pub use prometheus::TEXT_FORMAT;
+pub use visitors::{CertificateRead, HttpVersion, TcpOutcome, TcpRefused, Visitors};
 
 /// The metrics of the daemon, as `/metrics` shows them.
 pub struct Metrics {
@@ -62,6 +65,7 @@ pub struct Metrics {
     configured: Mutex<Configured>,
     pub admin: AdminServer,
     users: Mutex<Arc<Users>>,
+    pub visitors: Visitors,
 }
 
 /// What is read at one scrape.
@@ -112,6 +116,12 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_user_dropped_to_total", &["user", "reason"], "Datagrams to a user that were dropped, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.dropped_to.by_label()))),
     family(Counter, "culvert_user_refused_total", &["user", "reason"], "Requests of a user that were refused, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.refused.by_label()))),
     family(Counter, "culvert_users_wrong_credentials_total", &[], "Credentials that are not those of a user who is let in.", |it, out| out.add(&[], it.users.wrong())),
+    family(Gauge, "culvert_http_tcp_connections", &[], "Connections to http.listen that are open.", |it, out| out.add(&[], it.metrics.visitors.open() as u64)),
+    family(Counter, "culvert_http_tcp_connections_total", &[], "Connections to http.listen that were accepted.", |it, out| out.add(&[], it.metrics.visitors.accepted())),
+    family(Counter, "culvert_http_tcp_requests_total", &["version", "outcome"], "Requests over HTTP/1.1 and HTTP/2, by outcome.", |it, out| it.metrics.visitors.show_requests(out)),
+    family(Counter, "culvert_http_tcp_refused_total", &["reason"], "Connections to http.listen which were not accepted, or closed, by reason.", |it, out| it.metrics.visitors.show_refused(out)),
+    family(Counter, "culvert_http_certificate_reads_total", &["outcome"], "Changes of the certificate's files that were noticed between reloads: renewed, or kept, because the new pair cannot be used.", |it, out| it.metrics.visitors.show_certificates(out)),
+    family(Gauge, "culvert_http_certificate_end_timestamp_seconds", &[], "When the certificate of the web server ends, since the Unix epoch; no value without one.", |it, out| it.metrics.visitors.certificate_end().into_iter().for_each(|end| out.add(&[], end))),
     family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
     family(Gauge, "culvert_process_resident_memory_bytes", &[], "Resident memory.", |it, out| it.process(out, |it| it.resident_bytes)),
     family(Gauge, "culvert_process_open_fds", &[], "Open file descriptors.", |it, out| it.process(out, |it| it.open_fds)),
@@ -152,6 +162,7 @@ impl Metrics {
             configured: Mutex::default(),
             admin: AdminServer::default(),
             users: Mutex::default(),
+            visitors: Visitors::default(),
         }
     }
 

@@ -32,6 +32,7 @@ use crate::{
     },
     metrics::Metrics,
     qlog::Captures,
+    web_server::WebServer,
 };
 
 mod status;
@@ -51,6 +52,8 @@ pub struct Running {
     pub refusals: Arc<Refusals>,
     /// The metrics of the daemon, as `/metrics` shows them.
     pub metrics: Arc<Metrics>,
+    /// The web server on TCP.
+    pub web_server: WebServer,
     /// The captures that run, which operators look at.
     pub captures: Captures,
     /// The hub through which the workers are told.

@@ -13,7 +13,7 @@ use engine::{
     status::Counts,
     worker::{AskedRoutes, Asks, ForwardList, InUse, Inspection, Publication, Snapshots, WorkerView},
 };
-use gate::{identity::PublicKey, refusals, table::MOST_ENTRIES};
+use gate::{identity::PublicKey, refusals, table::MOST_ENTRIES, web::WebCertificate};
 use net::{
     UdpRole,
     netlink::{Link, Netlink, Which},
@@ -23,7 +23,7 @@ use net::{
 use crate::{
     control_socket::status::{
         Drain, FlowStatus, ForwardStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope,
-        SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, Used, UserStatus,
+        SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, Used, UserStatus, WebServerStatus,
     },
     operator::Running,
     web::Figures,
@@ -84,6 +84,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         unanswered_workers,
         peer_file_problems: peer_file_problems(&config),
         drain: drain(running),
+        web_server: web_server(running, &config, unix_seconds),
         lanes_left_out: room.left_out,
         totals,
         users: users(running, scope, unix_seconds),
@@ -121,6 +122,19 @@ fn link_local(listed: &Listed, config: &Config) -> Vec<Ipv6Addr> {
     let keys =
         listed.peer.public_keys.iter().filter(|_| config.tun.as_ref().is_some_and(Tun::follows_routes));
     keys.map(PublicKey::link_local).collect()
+}
+
+fn web_server(running: &Running, config: &Config, unix_seconds: u64) -> Option<WebServerStatus> {
+    let addresses = running.web_server.addresses();
+    let ends = config.certificate.as_ref().filter(|_| config.http.tls).map(WebCertificate::expires);
+    (!addresses.is_empty()).then(|| WebServerStatus {
+        addresses: addresses.iter().map(ToString::to_string).collect(),
+        connections: Used {
+            used: running.metrics.visitors.open() as u64,
+            limit: config::MOST_WEB_CONNECTIONS as u64,
+        },
+        certificate_seconds_left: ends.map(|end| end.saturating_sub(unix_seconds)),
+    })
 }
 
 /// How far the agent has come with draining, as the workers last published it.

@@ -30,7 +30,7 @@ pub use engine::status::{
     StreamsStatus, TcpServiceStatus, TcpStatus, TunDirection, TunStatus, Word,
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};
-pub use parts::{LimitsStatus, Totals, Used};
+pub use parts::{LimitsStatus, Totals, Used, WebServerStatus};
 pub use text::Show;
 pub use users::UserStatus;
 
@@ -94,6 +94,9 @@ pub struct Status {
     /// How far the agent has come with draining; `None` if it does not.
     #[serde(default)]
     pub drain: Option<Drain>,
+    /// The web server on TCP, if it listens.
+    #[serde(default)]
+    pub web_server: Option<WebServerStatus>,
     /// The peers, those of open mode included.
     pub peers: Vec<PeerStatus>,
     /// Lanes that there was no room for.

@@ -50,3 +50,14 @@ pub struct Used {
     pub used: u64,
     pub limit: u64,
 }
+
+/// The web server on TCP.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct WebServerStatus {
+    /// The addresses at which it listens.
+    pub addresses: Vec<String>,
+    /// The connections to it.
+    pub connections: Used,
+    /// The time until its certificate ends, in seconds, 0 once it has; `None` without TLS.
+    pub certificate_seconds_left: Option<u64>,
+}

@@ -330,6 +330,11 @@ fn full() -> Status {
         unanswered_workers: vec![1],
         peer_file_problems: vec!["peers/b.toml:3: lanes: is 65".to_owned()],
         drain: Some(Drain { waiting: 2, closed: 1 }),
+        web_server: Some(WebServerStatus {
+            addresses: vec!["0.0.0.0:443".to_owned()],
+            connections: used(3),
+            certificate_seconds_left: Some(5_184_000),
+        }),
         peers: vec![connected(), dialling],
         lanes_left_out: 7,
         totals: Totals { uplink: account(100, 95, 3), downlink: account(9, 2, 7) },
@@ -398,6 +403,7 @@ key {KEY}
 used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
 peer file left out: peers/b.toml:3: lanes: is 65
 draining: 2 sessions to leave, 1 closed
+web server at 0.0.0.0:443: 3 of 1000 connections, its certificate ends in 60days
 worker 1 did not answer: its lanes, sockets and share of the device are missing here
 
 PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN        LANES  FLOWS  MTU   SOFTWARE

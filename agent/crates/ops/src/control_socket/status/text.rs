@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::control_socket::status::{
     Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
     page::{Page, age, bits, or_dash, per_second, plain, rows, share, short_time},
-    parts::Used,
+    parts::{Used, WebServerStatus},
 };
 
 /// Lanes are shown without being asked for up to so many peers, and the accounts of each peer up to so many.
@@ -113,6 +113,13 @@ impl Status {
         }
         if let Some(drain) = self.drain {
             page.line(format!("draining: {} sessions to leave, {} closed", drain.waiting, drain.closed));
+        }
+        if let Some(WebServerStatus { addresses, connections, certificate_seconds_left }) = &self.web_server {
+            let Used { used, limit } = connections;
+            let ends = certificate_seconds_left
+                .map_or_else(String::new, |left| format!(", its certificate ends in {}", age(left as f64)));
+            let addresses = plain(&addresses.join(", ")).into_owned();
+            page.line(format!("web server at {addresses}: {used} of {limit} connections{ends}"));
         }
         for worker in &self.unanswered_workers {
             page.alarm(format!(
