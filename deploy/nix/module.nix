@@ -15,6 +15,7 @@
 let
   cfg = config.services.culvert;
   toml = pkgs.formats.toml { };
+  key = "/etc/culvert/identity.key";
   port = address: lib.toInt (lib.last (lib.splitString ":" address));
 in
 {
@@ -46,7 +47,8 @@ in
 
   config = lib.mkIf cfg.enable {
     environment.systemPackages = [ cfg.package ];
-    environment.etc."culvert/agent.toml".source = toml.generate "culvert.toml" cfg.settings;
+    environment.etc."culvert/agent.toml".source =
+      toml.generate "culvert.toml" (lib.recursiveUpdate { identity.key_file = key; } cfg.settings);
 
     users.users.culvert = {
       isSystemUser = true;
@@ -73,11 +75,11 @@ in
     };
     systemd.services.culvert-key = {
       description = "Key of the Culvert tunnel gateway";
-      unitConfig.ConditionPathExists = "!/etc/culvert/identity.key";
+      unitConfig.ConditionPathExists = "!${key}";
       serviceConfig = {
         Type = "oneshot";
         UMask = "0077";
-        ExecStart = "${cfg.package}/bin/culvert keygen --out /etc/culvert/identity.key";
+        ExecStart = "${cfg.package}/bin/culvert keygen --out ${key}";
       };
     };
   };

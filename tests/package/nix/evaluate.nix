@@ -9,6 +9,8 @@ let
     mkEnableOption = what: { type = types.bool; default = false; description = "Whether to enable ${what}."; };
     mkIf = condition: content: if condition then content else { };
     mkDefault = value: value;
+    # One level is enough for a section and its keys.
+    recursiveUpdate = left: right: left // right // { identity = left.identity // (right.identity or { }); };
     last = list: builtins.elemAt list (builtins.length list - 1);
     splitString = by: text: builtins.filter builtins.isString (builtins.split by text);
     toInt = builtins.fromJSON;
