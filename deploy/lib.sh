@@ -45,7 +45,8 @@ tell() {
 # without_symbols PROGRAM FILE: a copy without what only a debugger reads
 without_symbols() {
     install -D -m 0755 "$1" "$2"
-    readelf --wide --section-headers "$2" | grep -q ' \.symtab ' || return 0
+    # Read to its end: a grep that stops early would end readelf by a signal, which looks like a program without symbols.
+    [[ $(readelf --wide --section-headers "$2") == *' .symtab '* ]] || return 0
     [[ $(machine "$1") == "$(uname -m)" ]] || fail "$1 has symbols, and no tool here removes those of another CPU (remedy: deploy/build)"
     strip --strip-unneeded --remove-section=.comment --remove-section=.note "$2"
 }
@@ -64,16 +65,41 @@ is_hardened() {
     [[ -z $why ]] || fail "$1 lacks a defence: ${why#, }"
 }
 
-# papers PROGRAM TARGET FOLDER: what belongs to a program in any package. man/, completions/, notices.
-# The program says its manual pages and completions.
-papers() {
+# pages PROGRAM FOLDER: the manual pages (man/) and completions (completions/) that the program itself writes
+pages() {
     local shell
-    mkdir -p "$3/completions"
-    tell "$1" manual --out "$3/man" >/dev/null
+    mkdir -p "$2/completions"
+    tell "$1" manual --out "$2/man" >/dev/null
     for shell in bash zsh fish; do
-        tell "$1" completions "$shell" >"$3/completions/$shell"
+        tell "$1" completions "$shell" >"$2/completions/$shell"
     done
-    deploy/notices "$2" "$1" >"$3/notices"
+}
+
+# lay_out PROGRAM FOLDER: what install.sh of the tarball installs, and with notices and SBOM beside it what a package has
+lay_out() {
+    install -d "$2"/{systemd,openrc,openwrt,doc}
+    without_symbols "$1" "$2/culvert"
+    install -m 0755 deploy/tarball/install.sh "$2"
+    install -m 0644 deploy/systemd/* "$2/systemd"
+    install -m 0644 deploy/openrc/* "$2/openrc"
+    install -m 0755 deploy/openwrt/{culvert.init,culvert-uci} "$2/openwrt"
+    install -m 0644 deploy/openwrt/culvert.config "$2/openwrt"
+    pages "$1" "$2"
+    chmod 0644 "$2"/man/* "$2"/completions/*
+    install -m 0644 "${documents[@]}" LICENSE-MIT LICENSE-APACHE "$2/doc"
+    examples "$2/examples"
+}
+
+# papers TARGET FOLDER: notices and SBOM of what lay_out has put into FOLDER
+papers() {
+    deploy/notices "$1" "$2/culvert" >"$2/doc/third-party-notices"
+    deploy/sbom --target "$1" --binary "$2/culvert" >"$2/doc/sbom.cdx.json"
+}
+
+# commit_time: SOURCE_DATE_EPOCH, or the time of the commit
+commit_time() {
+    printf '%s\n' "${SOURCE_DATE_EPOCH:-$(git show --no-patch --format=%ct HEAD 2>/dev/null)}" | grep . ||
+        fail 'this is no clone, so that no commit has a time (remedy: SOURCE_DATE_EPOCH=SECONDS, as of git show -s --format=%ct)'
 }
 
 # examples FOLDER: configurations to begin with: of agents; and in folders those of the programs beside them, routing daemons with

@@ -5,8 +5,8 @@
 #   ./install.sh --uninstall [--prefix DIR] [--root DIR]   removes the program; configuration, key and state stay
 #
 # DIR of --prefix is /usr/local unless given. --root installs into a folder that becomes a system later, and starts nothing
-# there. With systemd there is a service culvert, enabled at the first installation; with OpenWrt's procd there is an init
-# script with the configuration /etc/config/culvert. Running it twice changes nothing the second time.
+# there. With systemd or OpenRC there is a service culvert, enabled at the first installation; with OpenWrt's procd there is an
+# init script with the configuration /etc/config/culvert. Running it twice changes nothing the second time.
 set -eu
 umask 022
 
@@ -50,6 +50,8 @@ list=$root$prefix/share/culvert/installed
 
 if [ -e "$root/etc/openwrt_release" ]; then
     manager=procd
+elif [ -x "$root/sbin/openrc-run" ] && [ ! -d "$root/run/systemd/system" ] && [ ! -e "$root/lib/systemd/systemd" ]; then
+    manager=openrc
 elif [ -n "$root" ] || [ -d /run/systemd/system ]; then
     manager=systemd
 else
@@ -102,6 +104,8 @@ install_files() {
     else
         # What the licenses ask for; a router has no room for the rest.
         for each in LICENSE-MIT LICENSE-APACHE third-party-notices; do
+            # Not of a program that was compiled here.
+            [ -e "$here/doc/$each" ] || continue
             put 644 "doc/$each" "$prefix/share/doc/culvert/$each"
         done
     fi
@@ -111,6 +115,15 @@ install_files() {
         sed -i "s|/usr/bin/culvert|$prefix/bin/culvert|; s|/usr/share/doc|$prefix/share/doc|" "$root$lib/systemd/system/culvert.service"
         put 644 systemd/culvert.sysusers "$lib/sysusers.d/culvert.conf"
         put 644 systemd/05-culvert.conf "$lib/sysctl.d/05-culvert.conf"
+        ;;
+    openrc)
+        put 755 openrc/culvert /etc/init.d/culvert
+        sed -i "s|:=/usr/bin/culvert}|:=$prefix/bin/culvert}|" "$root/etc/init.d/culvert"
+        # Belongs to whoever administrates the host from then on; no list names it.
+        if [ ! -e "$root/etc/conf.d/culvert" ]; then
+            mkdir -p "$root/etc/conf.d"
+            cp "$here/openrc/culvert.conf" "$root/etc/conf.d/culvert"
+        fi
         ;;
     procd)
         put 755 openwrt/culvert.init /etc/init.d/culvert
@@ -135,6 +148,19 @@ raise_limits() {
     done
 }
 
+# The service's user, where systemd-sysusers does not make it.
+add_user() {
+    if ! grep -q '^culvert:' /etc/group; then
+        if command -v groupadd >/dev/null; then groupadd --system culvert; else addgroup -S culvert; fi
+    fi
+    grep -q '^culvert:' /etc/passwd && return
+    if command -v useradd >/dev/null; then
+        useradd --system --gid culvert --no-create-home --home-dir /var/lib/culvert --shell /usr/sbin/nologin culvert
+    else
+        adduser -S -D -H -h /var/lib/culvert -s /sbin/nologin -G culvert -g 'Culvert tunnel gateway' culvert
+    fi
+}
+
 start_using() {
     [ -d "$root/etc/culvert" ] || install -d -m 0750 "$root/etc/culvert"
     if live systemd; then
@@ -145,6 +171,13 @@ start_using() {
         raise_limits
         systemctl try-restart culvert.service ||
             echo 'install.sh: the service does not start again: journalctl -u culvert says why' >&2
+    elif live openrc; then
+        add_user
+        [ "$(stat -c %G /etc/culvert)" != root ] || chgrp culvert /etc/culvert
+        raise_limits
+        [ "$first" = no ] || rc-update add culvert default
+        rc-service --ifstarted culvert restart ||
+            echo 'install.sh: the service does not start again: /var/log/culvert.log says why' >&2
     elif live procd; then
         raise_limits
         [ "$first" = no ] || /etc/init.d/culvert enable
@@ -159,6 +192,9 @@ if [ "$action" = uninstall ]; then
     fi
     if live systemd; then
         systemctl disable --now culvert.service || true
+    elif live openrc; then
+        rc-service --ifstarted culvert stop || true
+        rc-update -a del culvert || true
     elif live procd; then
         /etc/init.d/culvert stop || true
         /etc/init.d/culvert disable || true
@@ -188,6 +224,7 @@ mv "$work" "$list"
 start_using
 case $manager in
 systemd) next="culvert init, then systemctl start culvert" ;;
+openrc) next="culvert init, then rc-service culvert start" ;;
 procd) next="/etc/config/culvert, then /etc/init.d/culvert start" ;;
 *) next="there is no systemd, so no service was installed: culvert init, then culvert run --config /etc/culvert/agent.toml" ;;
 esac

@@ -18,6 +18,9 @@ use crate::{repository, target};
 /// The time of everything in the tarballs, in seconds since 1970.
 pub(crate) const TIME: &str = "1790000000";
 
+/// Downloads Go and compiles nfpm, once.
+const NFPM_LIMIT: Duration = Duration::from_secs(600);
+
 /// The package, built once for all tests of this process.
 pub(crate) fn package() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
@@ -27,11 +30,26 @@ pub(crate) fn package() -> &'static Path {
 
 /// Builds it into `folder`, by the scripts of `repository`.
 pub(crate) fn build(repository: &Path, folder: &Path) -> PathBuf {
-    let mut command = Command::new(repository.join("deploy/debian/build"));
-    command.arg("--binary").arg(binary()).arg("--out").arg(folder);
-    // Seconds of compression are no part of what is tested.
-    command.env("DPKG_DEB_COMPRESSOR_LEVEL", "0");
-    built(&mut command).pop().unwrap()
+    pack(repository, folder, "deb").pop().unwrap()
+}
+
+/// Builds packages of these formats, with commas between them, into `folder`, by the scripts of `repository`.
+pub(crate) fn pack(repository: &Path, folder: &Path, formats: &str) -> Vec<PathBuf> {
+    let mut command = Command::new(repository.join("deploy/packages"));
+    command.arg("--binary").arg(binary()).arg("--out").arg(folder).args(["--format", formats]);
+    command.env("CULVERT_NFPM", nfpm());
+    built(&mut command)
+}
+
+/// The program that packs, compiled once and kept under `target/`.
+fn nfpm() -> &'static Path {
+    static MADE: OnceLock<PathBuf> = OnceLock::new();
+    MADE.get_or_init(|| {
+        let mut command = Command::new(repository("deploy/nfpm/get"));
+        let output = run(command.arg(target().join("nfpm")), NFPM_LIMIT);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        text(&output.stdout).trim().into()
+    })
 }
 
 /// The tarball and the list of its parts, built once for all tests of this process.

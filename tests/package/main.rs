@@ -11,6 +11,8 @@
 //! | the steps of the container file | `container.rs`, `containerfile.rs` |
 //! | the image as the pod of the manifests runs it | `pod.rs` |
 //! | the tarball and its installer | `tarball.rs` |
+//! | the installation from a checkout | `install.rs` |
+//! | packages of other distributions, as their formats have them | `formats.rs` |
 //! | the configuration of OpenWrt as TOML, and its init script | `openwrt.rs` |
 //! | what a program has to have against attacks | `defences.rs` |
 //! | what is said about the parts of the program, and who signed it | `parts.rs`, `signature.rs` |
@@ -26,6 +28,8 @@ mod containerfile;
 mod contents;
 mod debian;
 mod defences;
+mod formats;
+mod install;
 mod life;
 mod machine;
 mod openwrt;
@@ -50,7 +54,7 @@ const MACHINE: &[Need] = &[
 
 /// What building the package needs.
 const BUILD: &[Need] = &[
-    Need::Tool("dpkg-shlibdeps", "dpkg-dev"),
+    Need::Tool("dpkg-deb", "dpkg"),
     Need::Tool("strip", "binutils"),
     Need::Tool("cargo", "cargo"),
     Need::Tool("python3", "python3"),

@@ -48,6 +48,10 @@ def build(folder):
             item["metadata"]["namespace"] = kustomization["namespace"]
         for labels in kustomization.get("labels", []):
             item["metadata"].setdefault("labels", {}).update(labels["pairs"])
+        for image in kustomization.get("images", []):
+            for container in item["spec"]["template"]["spec"]["containers"] if item["kind"] == "DaemonSet" else []:
+                assert container["image"] == image["name"], container["image"]
+                container["image"] = f"{image['newName']}:{image['newTag']}"
     return objects
 
 
@@ -112,8 +116,32 @@ def check_config(objects, program, ports):
         assert checked.returncode == 0 and "1 peer," in checked.stdout, checked.stdout + checked.stderr
 
 
+def rendered(helm, mode):
+    """The objects of the chart."""
+    words = [helm, "template", "culvert", "deploy/helm/culvert", "--namespace", "culvert", "--set", f"mode={mode}", "--kube-version", KUBERNETES]
+    done = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    return [item for item in yaml.safe_load_all(done.stdout) if item]
+
+
+def check_chart(helm):
+    """Unless told otherwise, the chart says what the manifests say, which are held against schemas and agent. A namespace is not its."""
+    lint = subprocess.run([helm, "lint", "--strict", "--kube-version", KUBERNETES, "deploy/helm/culvert"], capture_output=True, text=True, timeout=60)
+    assert lint.returncode == 0, lint.stdout + lint.stderr
+    for mode in ("host-network", "service"):
+        wanted = {identity(item): item for item in build(ROOT / mode) if item["kind"] != "Namespace"}
+        found = {identity(item): item for item in rendered(helm, mode)}
+        assert found.keys() == wanted.keys(), found.keys() ^ wanted.keys()
+        for name, item in found.items():
+            assert item == wanted[name], f"{mode}: {name}:\n{json.dumps(item, indent=1)}\ninstead of\n{json.dumps(wanted[name], indent=1)}"
+        print(f"deploy/helm/culvert, mode={mode}: the {len(found)} objects of deploy/kubernetes/{mode}")
+    other = ["template", "deploy/helm/culvert", "--kube-version", KUBERNETES, "--set", "mode=other"]
+    refused = subprocess.run([helm, *other], capture_output=True, text=True, timeout=60)
+    assert refused.returncode != 0 and "remedy" in refused.stderr, refused
+
+
 def main():
-    program = sys.argv[1]
+    program, helm = sys.argv[1:]
     for overlay in ("host-network", "service"):
         objects = build(ROOT / overlay)
         for item in objects:
@@ -125,6 +153,13 @@ def main():
         assert container["args"][0] == "run"
         check_config(objects, program, ports)
         print(f"deploy/kubernetes/{overlay}: {len(objects)} objects are valid")
+    if helm:
+        try:
+            check_chart(helm)
+        except AssertionError as error:
+            sys.exit(f"deploy/helm/culvert: {error}")
+    else:
+        print("deploy/helm/culvert: not rendered, there is no helm (remedy: CULVERT_HELM=$(tests/package/kubernetes/helm/get))")
 
 
 main()
