@@ -75,21 +75,51 @@ fn a_checkout_is_installed_twice_and_taken_away_by_one_command() {
 }
 
 #[test]
-fn without_a_compiler_it_says_what_to_install() {
-    if !needs::met("a missing compiler", BUILD) {
+fn it_compiles_with_a_compiler_that_is_new_enough_and_says_what_to_install_otherwise() {
+    const REMEDIES: [&str; 2] = ["https://rustup.rs", "rustc-web"];
+    if !needs::met("a compiler", BUILD) {
         return;
     }
     let (root, tools) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
-    for name in ["bash", "sh", "sed", "dirname", "mkdir", "realpath", "stat", "getent", "cut", "env", "id"] {
-        std::os::unix::fs::symlink(needs::tool(name).unwrap(), tools.path().join(name)).unwrap();
+    let stub = |name: &str, script: &str| {
+        let file = tools.path().join(name);
+        fs::write(&file, format!("#!/bin/sh\n{script}\n")).unwrap();
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o755)).unwrap();
+    };
+    let install = |path: &str| {
+        let mut command = Command::new(repository("deploy/install"));
+        // Nor is there a compiler in the home, where rustup puts one.
+        command.env("PATH", path).env("DESTDIR", root.path()).env("HOME", root.path());
+        command.env("CARGO_TARGET_DIR", tools.path());
+        run(&mut command, LIMIT)
+    };
+    let alone = tools.path().join("alone");
+    fs::create_dir(&alone).unwrap();
+    for name in
+        ["bash", "sh", "sed", "dirname", "mkdir", "realpath", "stat", "getent", "cut", "env", "runuser"]
+    {
+        std::os::unix::fs::symlink(needs::tool(name).unwrap(), alone.join(name)).unwrap();
     }
-    let mut command = Command::new(repository("deploy/install"));
-    // Nor one in the home, where rustup puts it.
-    command.env("PATH", tools.path()).env("DESTDIR", root.path()).env("HOME", root.path());
-    let refused = run(&mut command, LIMIT);
-    assert!(!refused.status.success(), "{refused:?}");
+    let refused = install(alone.to_str().unwrap());
     let said = text(&refused.stderr);
-    assert!(said.contains("rustup") && said.contains("rustc-web"), "{said}");
+    assert!(!refused.status.success() && REMEDIES.iter().all(|words| said.contains(words)), "{said}");
+
+    let path = format!("{}:{}", tools.path().display(), std::env::var("PATH").unwrap());
+    let compile = "[ \"$*\" = 'build --release --locked --package culvert' ] || exit 1\n\
+                   mkdir -p \"$CARGO_TARGET_DIR/release\" && cp PROGRAM \"$CARGO_TARGET_DIR/release/culvert\"";
+    stub("cargo", &compile.replace("PROGRAM", binary().to_str().unwrap()));
+    stub("rustc", "echo 'rustc 1.63.0 (4b91a6ea7 2022-08-08)'");
+    let refused = install(&path);
+    let said = text(&refused.stderr);
+    assert!(
+        said.contains("Rust 1.63.0 is older") && REMEDIES.iter().all(|words| said.contains(words)),
+        "{said}"
+    );
+    assert!(!refused.status.success() && !root.path().join("usr").exists());
+    stub("rustc", "echo 'rustc 1.96.0 (ac68faa20 2026-05-25)'");
+    let installed = install(&path);
+    assert!(installed.status.success(), "{}", text(&installed.stderr));
+    assert!(root.path().join("usr/local/bin/culvert").exists());
 }
 
 #[test]

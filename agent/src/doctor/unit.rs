@@ -215,7 +215,9 @@ pub(super) fn parse(text: &str) -> Unit {
     let lists = |list: &[String]| list.iter().any(|path| path.split(':').next() == Some(DRIVER));
     let closed = private || !devices.is_empty() || matches!(policy.as_str(), "closed" | "strict");
     // The device, or a folder that it is in.
-    let bound = |path: &String| path.split(':').next().is_some_and(|of| !of.is_empty() && Path::new(DRIVER).starts_with(of));
+    let bound = |path: &String| {
+        path.split(':').next().is_some_and(|of| !of.is_empty() && Path::new(DRIVER).starts_with(of))
+    };
     unit.tun = (!private || binds.iter().any(bound)) && (!closed || lists(&devices));
     unit
 }

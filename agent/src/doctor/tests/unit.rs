@@ -37,9 +37,13 @@ fn what_a_drop_in_takes_back_is_not_given() {
 
 #[test]
 fn the_driver_is_reached_by_its_own_path_and_by_a_folder_above_it() {
-    for (paths, reached) in
-        [("/dev/net/tun", true), ("-/dev/net", true), ("/dev/net:/dev/net", true), ("/dev/shm", false), ("-", false)]
-    {
+    for (paths, reached) in [
+        ("/dev/net/tun", true),
+        ("-/dev/net", true),
+        ("/dev/net:/dev/net", true),
+        ("/dev/shm", false),
+        ("-", false),
+    ] {
         let text = format!("[Service]\nPrivateDevices=yes\nDeviceAllow=/dev/net/tun rw\nBindPaths={paths}\n");
         assert_eq!(parse(&text).tun, reached, "{paths}");
     }
