@@ -492,6 +492,13 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
                 follow(f, &[&format!("fd01::/64 {}", link_local())]);
             }),
         ],
+        Check::WebServer => vec![
+            (AS_IT_IS, nothing),
+            (("0.0.0.0:4433\"]\nworkers", "0.0.0.0:443\"]\nworkers"), nothing),
+            (("names = [\"gw.example.net\"]", "listen = [\"127.0.0.1:8443\"]\ntls = false"), nothing),
+        ],
+        Check::WebCertificate => vec![(AS_IT_IS, |f| f.web.certificate_days = Some(14))],
+        Check::WebSite => vec![(AS_IT_IS, |f| f.web.site = Some(Ok(404)))],
         Check::PathMtu => vec![
             (AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_339 })),
             (AS_IT_IS, |f| second_address(f).way = Ok(Route { source: OURS, mtu: 1_359 })),
