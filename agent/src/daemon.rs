@@ -177,17 +177,7 @@ impl Daemon {
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
         metrics.peer_files(&config.directory);
-        tracing::info!(
-            transport = throttle::list(&addresses.transport),
-            udp = throttle::list(&addresses.udp),
-            tcp = throttle::list(&addresses.tcp),
-            http = throttle::list(&running.web_server.addresses()),
-            metrics = admin.as_ref().map(|admin| tracing::field::display(admin.address)),
-            control = control.as_ref().map(|control| tracing::field::display(control.path().display())),
-            workers,
-            key = %identity.public_key(),
-            "ready"
-        );
+        log_ready(&running, &addresses, admin.as_ref().map(|admin| admin.address), control.as_ref());
         Ok(Self {
             workers: threads,
             worker_ended: Some(worker_ended),
@@ -257,6 +247,26 @@ impl Daemon {
         }
         Ok(self.running.snapshots.get())
     }
+}
+
+/// Says where the agent can be reached.
+fn log_ready(
+    running: &Running,
+    addresses: &Addresses,
+    metrics: Option<SocketAddr>,
+    control: Option<&ControlSocket>,
+) {
+    tracing::info!(
+        transport = throttle::list(&addresses.transport),
+        udp = throttle::list(&addresses.udp),
+        tcp = throttle::list(&addresses.tcp),
+        http = throttle::list(running.web_server.addresses()),
+        metrics = metrics.map(tracing::field::display),
+        control = control.map(|control| tracing::field::display(control.path().display())),
+        workers = running.inboxes.len(),
+        key = %running.own_key,
+        "ready"
+    );
 }
 
 /// Waits for threads to end; returns how many have not ended `within` the time.

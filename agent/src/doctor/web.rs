@@ -111,7 +111,9 @@ mod tests {
     fn the_status_of_the_site_is_read() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let site: Endpoint = listener.local_addr().unwrap().to_string().parse().unwrap();
-        for (answer, status) in [("HTTP/1.1 204 No Content\r\n\r\n", Some(204)), ("SSH-2.0-OpenSSH_9.2\r\n", None)] {
+        for (answer, status) in
+            [("HTTP/1.1 204 No Content\r\n\r\n", Some(204)), ("SSH-2.0-OpenSSH_9.2\r\n", None)]
+        {
             let asked = thread::spawn({
                 let site = site.clone();
                 move || ask(&site)

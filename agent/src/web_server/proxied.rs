@@ -42,10 +42,8 @@ pub(super) fn read(bytes: &[u8]) -> Beginning {
     } else {
         return Beginning::Other;
     };
-    match read {
-        Beginning::Incomplete if bytes.len() >= MOST_HEADER_BYTES => Beginning::Wrong,
-        read => read,
-    }
+    let is_too_long = read == Beginning::Incomplete && bytes.len() >= MOST_HEADER_BYTES;
+    if is_too_long { Beginning::Wrong } else { read }
 }
 
 /// `PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n`.
@@ -107,7 +105,7 @@ fn version_2(bytes: &[u8]) -> Beginning {
 /// A server writes one of the two headers, and passes the other one on as the client wrote it: if both are there and differ, neither is
 /// believed.
 pub(super) fn client(headers: &HeaderMap, trusted: &[IpNet], front: IpAddr) -> IpAddr {
-    let x_forwarded = last(addresses(headers, "x-forwarded-for", |element| Some(element)), trusted);
+    let x_forwarded = last(addresses(headers, "x-forwarded-for", Some), trusted);
     let forwarded = last(addresses(headers, "forwarded", for_parameter), trusted);
     match (x_forwarded, forwarded) {
         (Some(one), None) | (None, Some(one)) => one,

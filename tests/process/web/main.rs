@@ -44,7 +44,10 @@ fn curl_meets_the_site_over_both_versions() {
         assert!(page.starts_with(said), "{page}");
         let lower = page.to_lowercase();
         // End to end, and in both of their lines; what was about the connection to the site is gone.
-        assert!(lower.contains("x-site: yes") && lower.contains("set-cookie: a=1\r\nset-cookie: b=2"), "{page}");
+        assert!(
+            lower.contains("x-site: yes") && lower.contains("set-cookie: a=1\r\nset-cookie: b=2"),
+            "{page}"
+        );
         assert!(!lower.contains("x-private") && !lower.contains("keep-alive:"), "{page}");
         assert!(lower.contains(&format!("alt-svc: h3=\":{}\"; ma=86400", bed.tcp.port())), "{page}");
         for pair in [
@@ -64,7 +67,8 @@ fn curl_meets_the_site_over_both_versions() {
             assert!(page.contains(&format!("\"method\": \"{method}\"")), "{page}");
             assert!(page.contains(&format!("\"bytes\": {}, \"sum\": {}", 3 << 20, 21 << 20)), "{page}");
         }
-        let size = bed.curl(&[version, "--output", "/dev/null", "--write-out", "%{size_download}"], "/zeros/30000000");
+        let size = bed
+            .curl(&[version, "--output", "/dev/null", "--write-out", "%{size_download}"], "/zeros/30000000");
         assert_eq!(size, "30000000");
         let head = bed.curl(&[version, "--head"], "/zeros/12345");
         assert!(head.to_lowercase().contains("content-length: 12345"), "{head}");
@@ -76,7 +80,9 @@ fn curl_meets_the_site_over_both_versions() {
     }
     let samples = bed.agent.samples();
     for version in ["1", "2"] {
-        let count = |outcome| samples.count("culvert_http_tcp_requests_total", &[("version", version), ("outcome", outcome)]);
+        let count = |outcome| {
+            samples.count("culvert_http_tcp_requests_total", &[("version", version), ("outcome", outcome)])
+        };
         assert_eq!((count("site"), count("broken_off"), count("method")), (6, 1, 1), "HTTP/{version}");
     }
 }
@@ -118,7 +124,10 @@ fn openssl_shakes_hands_in_every_way_that_visitors_have() {
         for options in of_suites {
             let said = bed.openssl(options);
             let handshake = if options.contains(&"-tls1_2") { "TLSv1.2" } else { "TLSv1.3" };
-            assert!(said.contains(handshake) && said.contains("Verify return code: 0 (ok)"), "{key} {options:?}: {said}");
+            assert!(
+                said.contains(handshake) && said.contains("Verify return code: 0 (ok)"),
+                "{key} {options:?}: {said}"
+            );
             assert!(said.contains("HTTP/1.1 200"), "{key} {options:?}: {said}");
         }
         let refused = bed.openssl(&["-tls1_2", "-cipher", "AES128-SHA"]);
@@ -162,7 +171,11 @@ fn hostile_frames_end_their_connection_and_are_counted() {
         });
     }
     assert_eq!(bed.visit("slow_reset"), "closed");
-    clock::until("slow_reset", PATIENCE, || if refused("flood") == 3 { Ok(()) } else { Err(refused("flood")) });
+    clock::until(
+        "slow_reset",
+        PATIENCE,
+        || if refused("flood") == 3 { Ok(()) } else { Err(refused("flood")) },
+    );
     assert_eq!(bed.visit("headers"), "431 200");
     let many = "y".repeat(20 << 10);
     let page = bed.curl(&["--http1.1", "--include", "--header", &format!("x-many: {many}")], "/echo");
@@ -199,7 +212,8 @@ fn who_is_slow_loses_the_connection() {
 fn one_source_leaves_room_for_others() {
     let Some(bed) = Bed::new("crowds", NEEDS, "ec:P-256", "trusted = [\"127.0.0.0/24\"]\n") else { return };
     // Not a trusted address.
-    let crowd: Vec<_> = (0..80).filter_map(|n| connect_from(&format!("127.9.0.{}", n + 1), bed.tcp)).collect();
+    let crowd: Vec<_> =
+        (0..80).filter_map(|n| connect_from(&format!("127.9.0.{}", n + 1), bed.tcp)).collect();
     bed.agent.wait_for_count("culvert_http_tcp_refused_total", &[("reason", "source")], 80 - 64);
     bed.agent.wait_for_count("culvert_http_tcp_connections", &[], 64);
     assert!(bed.curl(&["--interface", "127.8.0.1"], "/echo").contains("\"GET\""));
@@ -228,12 +242,17 @@ fn a_renewed_certificate_is_shown_without_a_reload_and_a_wrong_pair_is_not() {
         fs::rename(new, old).unwrap();
     };
     take("cert.pem");
-    let kept = |outcome| bed.agent.samples().count("culvert_http_certificate_reads_total", &[("outcome", outcome)]);
-    clock::until("the wrong pair is noticed", Duration::from_secs(60), || if kept("kept") == 1 { Ok(()) } else { Err(()) });
+    let kept =
+        |outcome| bed.agent.samples().count("culvert_http_certificate_reads_total", &[("outcome", outcome)]);
+    clock::until("the wrong pair is noticed", Duration::from_secs(60), || {
+        if kept("kept") == 1 { Ok(()) } else { Err(()) }
+    });
     bed.agent.wait_for_log(&["cannot be used", "still shown"]);
     assert!(serial().contains("first"), "{}", serial());
     take("key.pem");
-    clock::until("the new pair is shown", Duration::from_secs(60), || if kept("renewed") == 1 { Ok(()) } else { Err(()) });
+    clock::until("the new pair is shown", Duration::from_secs(60), || {
+        if kept("renewed") == 1 { Ok(()) } else { Err(()) }
+    });
     assert!(serial().contains("second"), "{}", serial());
     assert_eq!(kept("kept"), 1, "once for a change");
     let left = bed.agent.ask(&["status"]);
@@ -248,7 +267,9 @@ fn a_reload_opens_and_closes_addresses_beside_connections_that_go_on() {
     assert_eq!(lines.next().unwrap().unwrap(), "first 200");
     let more = ports::loopback();
     let here = format!("\"{}\"", bed.tcp);
-    bed.reconfigure(|text| text.replace(&format!("listen = [{here}]\nsite"), &format!("listen = [{here}, \"{more}\"]\nsite")));
+    bed.reconfigure(|text| {
+        text.replace(&format!("listen = [{here}]\nsite"), &format!("listen = [{here}, \"{more}\"]\nsite"))
+    });
     let status = |at| bed.curl_at(at, &["--output", "/dev/null", "--write-out", "%{http_code}"], "/echo");
     assert_eq!((status(bed.tcp), status(more)), ("200".to_owned(), "200".to_owned()));
     bed.reconfigure(|text| text.replace(&format!("[{here}, \"{more}\"]"), &format!("[\"{more}\"]")));
@@ -282,13 +303,18 @@ fn in_front(bed: &Bed, program: &str, file: &str, config: &str) -> Running {
 }
 
 fn wait_for(address: SocketAddr) {
-    clock::until("it listens", PATIENCE, || std::net::TcpStream::connect(address).map(drop).map_err(|error| error.to_string()));
+    clock::until("it listens", PATIENCE, || {
+        std::net::TcpStream::connect(address).map(drop).map_err(|error| error.to_string())
+    });
 }
 
 #[test]
 fn behind_nginx_the_client_is_the_one_that_it_names() {
     let needs = [NEEDS, &[Need::Tool("nginx", "nginx-light")]].concat();
-    let Some(bed) = Bed::new("nginx", &needs, "ec:P-256", "tls = false\ntrusted = [\"127.0.0.1/32\"]\n") else { return };
+    let Some(bed) = Bed::new("nginx", &needs, "ec:P-256", "tls = false\ntrusted = [\"127.0.0.1/32\"]\n")
+    else {
+        return;
+    };
     let (front, here) = (ports::loopback(), bed.folder.path().display().to_string());
     let config = format!(
         "daemon off; pid {here}/pid; error_log {here}/nginx.log; worker_processes 1;\nevents {{}}\nhttp {{ access_log off; \
@@ -302,15 +328,28 @@ fn behind_nginx_the_client_is_the_one_that_it_names() {
     );
     let _nginx = in_front(&bed, "nginx", "nginx.conf", &config);
     wait_for(front);
-    let spoof = ["--header", "x-forwarded-for: 203.0.113.1", "--header", "forwarded: for=203.0.113.2", "--interface", "127.7.0.1"];
+    let spoof = [
+        "--header",
+        "x-forwarded-for: 203.0.113.1",
+        "--header",
+        "forwarded: for=203.0.113.2",
+        "--interface",
+        "127.7.0.1",
+    ];
     let page = bed.curl_at(front, &[&["--http2"], &spoof[..]].concat(), "/echo");
-    assert!(page.contains("[\"x-forwarded-for\", \"127.7.0.1\"]") && page.contains("[\"x-forwarded-proto\", \"https\"]"), "{page}");
+    assert!(
+        page.contains("[\"x-forwarded-for\", \"127.7.0.1\"]")
+            && page.contains("[\"x-forwarded-proto\", \"https\"]"),
+        "{page}"
+    );
     assert!(page.contains(&format!("[\"host\", \"{NAME}\"]")), "{page}");
     let mut visitor = bed.visitor("websocket", front);
     assert_eq!(finished(&mut visitor), "AcceptConnection CloseConnection 1000");
     // Who is not trusted cannot say who it is.
     let url = format!("http://{}/echo", bed.tcp);
-    let direct = |more: &[&str]| text(&run(Command::new("curl").arg("--silent").args(more).args(&spoof).arg(&url), LIMIT).stdout);
+    let direct = |more: &[&str]| {
+        text(&run(Command::new("curl").arg("--silent").args(more).args(&spoof).arg(&url), LIMIT).stdout)
+    };
     assert!(direct(&[]).contains("[\"x-forwarded-for\", \"127.7.0.1\"]"));
     assert!(direct(&["--http2-prior-knowledge"]).contains("[\"x-forwarded-proto\", \"http\"]"));
 }
@@ -321,7 +360,10 @@ fn behind_haproxy_the_client_is_that_of_the_proxy_header() {
     let Some(bed) = Bed::new("haproxy", &needs, "ec:P-256", "trusted = [\"127.0.0.1/32\"]\n") else { return };
     let [first, second] = [(); 2].map(|()| ports::loopback());
     let proxy = |name: &str, front: SocketAddr, send: &str| {
-        format!("listen {name}\n bind {front}\n mode tcp\n source 127.0.0.1\n server culvert {} {send}\n", bed.tcp)
+        format!(
+            "listen {name}\n bind {front}\n mode tcp\n source 127.0.0.1\n server culvert {} {send}\n",
+            bed.tcp
+        )
     };
     let config = format!(
         "defaults\n timeout connect 5s\n timeout client 60s\n timeout server 60s\n{}{}",
@@ -363,7 +405,8 @@ fn certbots_hook_gives_the_pair_to_the_agents_user() {
         run(command.args(["--reuid", id, "--regid", id, "--clear-groups", "--"]).args(words), LIMIT)
     };
     let hook = concat!(env!("CARGO_MANIFEST_DIR"), "/../deploy/certbot/culvert-deploy-hook");
-    let [chain, key] = ["fullchain.pem", "privkey.pem"].map(|file| etc.join("tls").join(file).display().to_string());
+    let [chain, key] =
+        ["fullchain.pem", "privkey.pem"].map(|file| etc.join("tls").join(file).display().to_string());
     let mut before = Vec::new();
     for renewal in ["first", "second"] {
         certificate(&live, "ec:P-256", renewal);
@@ -371,7 +414,11 @@ fn certbots_hook_gives_the_pair_to_the_agents_user() {
             fs::rename(live.join(from), live.join(to)).unwrap();
         }
         let mut command = Command::new("sh");
-        command.arg(hook).env("RENEWED_LINEAGE", &live).env("CULVERT_TLS", etc.join("tls")).env("CULVERT_GROUP", nogroup);
+        command
+            .arg(hook)
+            .env("RENEWED_LINEAGE", &live)
+            .env("CULVERT_TLS", etc.join("tls"))
+            .env("CULVERT_GROUP", nogroup);
         let output = run(&mut command, LIMIT);
         assert!(output.status.success(), "{}", text(&output.stderr));
         for (copy, original) in [(&chain, "fullchain.pem"), (&key, "privkey.pem")] {
@@ -386,7 +433,10 @@ fn certbots_hook_gives_the_pair_to_the_agents_user() {
         assert_eq!(entries, 2, "the link, and the one folder that it leads to");
     }
     // Without certbot's variable it changes nothing, and says so.
-    let output = run(Command::new("sh").arg(hook).env_remove("RENEWED_LINEAGE").env("CULVERT_TLS", etc.join("tls")), LIMIT);
+    let output = run(
+        Command::new("sh").arg(hook).env_remove("RENEWED_LINEAGE").env("CULVERT_TLS", etc.join("tls")),
+        LIMIT,
+    );
     assert!(!output.status.success() && text(&output.stderr).contains("remedy"), "{output:?}");
     assert!(Path::new(&key).exists());
 }

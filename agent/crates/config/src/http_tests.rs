@@ -98,6 +98,32 @@ fn an_operator_is_told_what_is_missing_and_what_ends() {
 }
 
 #[test]
+fn the_web_server_on_tcp_needs_a_certificate_or_a_server_in_front() {
+    let folder = Folder::new();
+    folder.certificate("a", &["gw.example.net"], 2099);
+    let pair = "certificate_file = \"a.pem\"\nkey_file = \"a.key\"\n";
+    let named = lines("a.pem", "a.key", "\"gw.example.net\"");
+    let error = folder.load("listen = [\"127.0.0.1:4433\"]").unwrap_err();
+    assert!(error.contains("there is no http.certificate_file, which TLS needs"), "{error}");
+    for (lines, said) in [
+        // Every name is served on TCP, so none has to be written.
+        (format!("{pair}listen = [\"127.0.0.1:4433\"]"), ""),
+        (format!("{named}listen = [\"127.0.0.1:4433\", \"127.0.0.1:80\"]"), ""),
+        (format!("{named}listen = [\"127.0.0.1:443\"]"), "HTTP/3 is at UDP port 4433"),
+        ("listen = [\"127.0.0.1:80\"]\ntls = false".to_owned(), ""),
+        ("listen = [\"192.0.2.1:80\"]\ntls = false".to_owned(), "answered without encryption"),
+        ("listen = [\"192.0.2.1:80\"]\ntls = false\ntrusted = [\"192.0.2.2/32\"]".to_owned(), ""),
+        (format!("{pair}listen = [\"127.0.0.1:4433\"]\ntrusted = [\"0.0.0.0/0\"]"), "everybody may say"),
+        ("trusted = [\"192.0.2.2/32\"]".to_owned(), "http.trusted: has no effect without http.listen"),
+    ] {
+        let (_, notes) = folder.load(&lines).unwrap();
+        let of_http: Vec<&str> = notes.lines().filter(|note| note.contains("http.")).collect();
+        let fits = if said.is_empty() { of_http.is_empty() } else { of_http.join(" ").contains(said) };
+        assert!(fits, "{lines}: {notes}");
+    }
+}
+
+#[test]
 fn a_reload_takes_a_renewed_certificate() {
     let folder = Folder::new();
     let http = lines("a.pem", "a.key", "\"gw.example.net\"");

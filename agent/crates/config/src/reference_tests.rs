@@ -273,6 +273,8 @@ fn every_key_has_its_effect() {
         let Row { key, effect, .. } = &row;
         let example = match &**key {
             "peer.rate_min" | "peer.rate_max" => with(&example(), "peer.rate", Some("\"auto\"")),
+            // With TLS it needs files.
+            "http.listen" => with(&example(), "http.tls", Some("false")),
             _ => example(),
         };
         let running = parse(&example);

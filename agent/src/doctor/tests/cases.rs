@@ -7,9 +7,6 @@ use gate::identity::PublicKey;
 
 use super::*;
 
-/// The names of the web server in the configuration.
-const NAMES: &str = "names = [\"gw.example.net\"]";
-
 /// When a check fires, and how much that matters. The match has an arm for each check, so that none is forgotten.
 #[expect(clippy::too_many_lines, reason = "a table")]
 pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
@@ -180,18 +177,7 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 f.daemon = Daemon::Mute("permission denied".to_owned());
             }),
         ],
-        Check::WebServer => vec![
-            (Warning, (NAMES, "names = [\"gw.example.net\"]\nlisten = [\"0.0.0.0:443\"]"), |_| {}),
-            (Note, (NAMES, "names = [\"gw.example.net\"]\nlisten = [\"0.0.0.0:4433\"]"), |_| {}),
-            (Note, (NAMES, "listen = [\"0.0.0.0:4433\"]"), |_| {}),
-        ],
-        Check::WebCertificate => vec![
-            (Warning, AS_IT_IS, |f| f.web.certificate_days = Some(13)),
-            (Error, AS_IT_IS, |f| f.web.certificate_days = Some(0)),
-        ],
-        Check::WebSite => {
-            vec![(Warning, AS_IT_IS, |f| f.web.site = Some(Err("does not answer: refused".to_owned())))]
-        }
+        Check::WebServer | Check::WebCertificate | Check::WebSite => web::fires(check),
         Check::StatusPage => vec![
             (Warning, ("10.9.0.0/16", "0.0.0.0/0"), |_| {}),
             (Note, ("10.9.0.1:9464", "127.0.0.1:9464"), |_| {}),
@@ -492,6 +478,7 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
                 follow(f, &[&format!("fd01::/64 {}", link_local())]);
             }),
         ],
+        Check::WebServer | Check::WebCertificate | Check::WebSite => web::quiet(check),
         Check::PathMtu => vec![
             (AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_339 })),
             (AS_IT_IS, |f| second_address(f).way = Ok(Route { source: OURS, mtu: 1_359 })),

@@ -16,6 +16,7 @@ use super::{
 
 mod cases;
 mod unit;
+mod web;
 
 use cases::{fires, quiet};
 use config::ConfigProblem;
