@@ -12,6 +12,7 @@
 //! | what `culvert peer set` changes there | `change.rs` |
 //! | a peer as a file has it | `export.rs` |
 //! | how repair is written | `repair.rs` |
+//! | where a service may be | `upstream.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
 //! | how many files it may keep open | `descriptors.rs` |
@@ -26,7 +27,7 @@
 //!   tun
 //!   peers
 //!   sections
-//!   repair
+//!   repair   upstream
 //!   section                   how sections declare their keys, and how they are read
 //!   kinds
 //!   checks
@@ -88,6 +89,7 @@ mod token;
 mod tun;
 #[cfg(test)]
 mod tun_tests;
+mod upstream;
 mod value;
 
 pub use checks::MOST_HOLDERS;
@@ -105,6 +107,7 @@ pub use token::{Token, TokenError};
 pub use tun::{
     INNER_REMEDY, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
+pub use upstream::{Target, Upstream};
 pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.

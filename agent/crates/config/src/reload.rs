@@ -309,7 +309,7 @@ impl Differences {
                         (true, true) => {
                             self.section(&format!("{what}: "), old, &mut service, Names::default(), &[]);
                         }
-                        (false, true) => added.push((what, Effect::Now, service.upstream)),
+                        (false, true) => added.push((what, Effect::Now, service.upstream.clone())),
                         (true, false) => kept[place] = false,
                         (false, false) => {}
                     }
@@ -317,13 +317,13 @@ impl Differences {
                 }
                 (_, _) if services.len() < MAX_SERVICES => {
                     places.push(Some(services.len()));
-                    added.push((what, Effect::Now, service.upstream));
+                    added.push((what, Effect::Now, service.upstream.clone()));
                     services.push(service);
                 }
                 // A hello names no more, and a number that had another meaning is not given again.
                 (_, _) => {
                     places.push(None);
-                    added.push((what, Effect::Restart, service.upstream));
+                    added.push((what, Effect::Restart, service.upstream.clone()));
                 }
             }
         }

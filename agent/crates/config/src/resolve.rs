@@ -376,6 +376,10 @@ impl Checks {
             }
             self.services.push(Arc::clone(&name));
             let service: Service = table.fill(self);
+            if service.upstream.has_unix() && service.protocol != Protocol::Tcp {
+                let problem = "a Unix socket takes TCP forwards only";
+                self.report.add(&table.place("upstream"), problem, "set protocol = \"tcp\" for the service");
+            }
             let (udp, tcp) = (service.protocol != Protocol::Tcp, service.protocol != Protocol::Udp);
             services.push(Service { name, udp, tcp, ..service });
         }

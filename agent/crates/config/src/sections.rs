@@ -20,6 +20,7 @@ use crate::{
     repair::repair,
     section::{Section, Walker, section},
     spelled::spelled,
+    upstream::{Upstream, upstream},
     value,
 };
 
@@ -250,9 +251,12 @@ section! {
     pub struct Service {
         /// The name by which peers ask for it. Unique; at most 256 services.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
-        /// The address to which its traffic goes. Host names are refused, because the packet path looks up no names. A service
-        /// that answers UDP from another address or port than this, as TFTP does, does not work.
-        upstream: SocketAddr = NOWHERE, address().then(Checks::sendable), Now,
+        /// Where its traffic goes: an address, a name, or for TCP the path of a stream socket. A name is looked up every 30 s and
+        /// followed ([operations](operations.md#where-a-service-is)); while that fails, its last addresses stay. Where a name leads to
+        /// loopback or to one of our own ports, that address is refused; `localhost` means loopback. Of a list, TCP tries one after the
+        /// other within 10 s altogether, and UDP goes to the first that has an address. A service that answers UDP from another
+        /// address or port than this, as TFTP does, does not work.
+        upstream: Upstream = NOWHERE.into(), upstream(), Now,
             required "write an address and a port";
         /// The time without traffic after which we forget a UDP flow and close its upstream socket; a later answer is lost. An
         /// entry forgets its flows after an hour at most, whatever the exit says.

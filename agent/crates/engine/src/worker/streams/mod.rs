@@ -3,6 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | forwards are accepted, opened, served, removed | `serve.rs` |
+//! | how a service is reached | `connect.rs` |
 //! | what the peer says of streams beside them, readers that have stopped | `ends.rs` |
 //! | connections in the listen backlog | `backlog.rs` |
 //! | ends that vanish | `keepalive.rs` |
@@ -21,6 +22,7 @@ use crate::{
 };
 
 mod backlog;
+mod connect;
 mod ends;
 mod keepalive;
 mod reload;

@@ -8,11 +8,11 @@ use std::{
 
 use base::ids::PeerId;
 use dataplane::{
-    forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId, answer_for},
+    forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId},
     sockets::Source,
 };
 use quinn_proto::{ConnectionHandle, StreamId};
-use wire::messages::{Features, StreamAnswer, StreamOpen};
+use wire::messages::{Features, StreamAnswer};
 
 use crate::{
     control::StreamKey,
@@ -254,6 +254,7 @@ impl TcpForwards {
         self.passes += 1;
         let (before, held) = (forward.bytes(), forward.held());
         self.scratch.piece = cx.hub.streams.piece();
+        let tried = forward.place().cloned();
         let pumped = forward.pump(quinn, order, &mut self.scratch, cause, now);
         let rtt = quinn.rtt();
         let (token, after) = (forward.token(), forward.bytes());
@@ -286,9 +287,21 @@ impl TcpForwards {
                 }
             }
             Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
-            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, Cause::Tcp, now),
+            Pumped::Unreached => {
+                let error = forward.take_failure();
+                self.try_next(cx, sessions, id, error, now);
+            }
+            Pumped::Answered(StreamAnswer::Ok) => {
+                if let Some(place) = tried {
+                    cx.sockets.factory.upstreams.reach(&place);
+                }
+                self.pump(cx, sessions, id, Cause::Tcp, now);
+            }
             Pumped::Answered(answer) => {
                 let (service, error) = (forward.service().unwrap_or(0), forward.take_failure());
+                if let Some((place, error)) = forward.place().zip(error.as_ref()) {
+                    cx.note_unreached(place, error, now);
+                }
                 cx.report_service(peer, service, answer, error.as_ref(), now);
                 cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
                 self.remove_tcp(cx, sessions, id);
@@ -319,51 +332,8 @@ impl TcpForwards {
         }
     }
 
-    /// Connects a stream to the service that the peer has named.
-    fn connect_service(
-        &mut self,
-        cx: &mut Context,
-        sessions: &mut Sessions,
-        id: TcpId,
-        open: &StreamOpen,
-        now: Instant,
-    ) {
-        let Some(peer) = self.open.get(id.0 as usize).map(|opened| opened.peer) else { return };
-        let index = open.service as usize;
-        let service = cx.config.services.get(index).filter(|service| service.tcp);
-        let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&index));
-        let result = match service {
-            None => Err((StreamAnswer::UnknownService, None)),
-            Some(_) if !allowed => Err((StreamAnswer::NotAllowed, None)),
-            Some(service) => {
-                let connected = cx.sockets.factory.tcp_connect(service.upstream, id);
-                connected.map_err(|error| (answer_for(&error), Some(error)))
-            }
-        };
-        let Some(OpenForward { key, forward, sight, .. }) = self.open.get_mut(id.0 as usize) else { return };
-        match result {
-            Ok((stream, token)) => {
-                self.keepalives.begin(id, &*stream, service.and_then(|service| service.keepalive));
-                forward.connect(open.service, stream, token, now);
-                if let Some(name) = cx.config.services.get(index).map(|service| Arc::clone(&service.name)) {
-                    cx.forward_serves(peer, sight, &name);
-                }
-                self.watch_opening(cx, id);
-                self.pump(cx, sessions, id, Cause::Tcp, now);
-            }
-            Err((answer, error)) => {
-                if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
-                    forward.refuse(quinn, answer);
-                }
-                cx.report_service(peer, open.service, answer, error.as_ref(), now);
-                cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
-                self.remove_tcp(cx, sessions, id);
-            }
-        }
-    }
-
     /// Arms the timer that removes a forward that is not open in time.
-    fn watch_opening(&self, cx: &mut Context, id: TcpId) {
+    pub(super) fn watch_opening(&self, cx: &mut Context, id: TcpId) {
         if let Some(until) = self.open.get(id.0 as usize).and_then(|open| open.forward.open_by()) {
             cx.timers.arm(Timer::Tcp(id), until);
         }
@@ -373,17 +343,33 @@ impl TcpForwards {
     /// answer has not come.
     pub(crate) fn tcp_timeout(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         self.pump(cx, sessions, id, Cause::Other, now);
-        let Some(OpenForward { key, peer, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
             // The timer was set for an earlier stage, or for an earlier forward with this id.
             self.watch_opening(cx, id);
             return;
         }
+        if forward.place().is_some() {
+            let error = ErrorKind::TimedOut.into();
+            if !self.try_next(cx, sessions, id, Some(error), now) {
+                self.give_up(cx, sessions, id, now);
+            }
+            return;
+        }
+        self.give_up(cx, sessions, id, now);
+    }
+
+    /// Ends a forward that is not open in time.
+    fn give_up(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
+        let Some(OpenForward { key, peer, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
             forward.give_up(quinn);
         }
         let (named, peer) = (forward.token().is_some(), *peer);
+        if let Some(place) = forward.place() {
+            cx.note_unreached(place, &ErrorKind::TimedOut.into(), now);
+        }
         if let Some(service) = forward.service() {
             cx.report_service(peer, service, StreamAnswer::UpstreamTimeout, None, now);
         }

@@ -85,6 +85,7 @@ impl Worker {
         cx.hub.streams.set_most(*stream_bytes);
         sessions.follow(cx, now);
         decoy.follow_decoy(cx, data, now);
+        cx.look_up_names(now);
         for id in cx.peers.ids() {
             if let Some(mut conn) = sessions.conn(cx, id) {
                 conn.offer_services();

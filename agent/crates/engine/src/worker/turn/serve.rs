@@ -169,6 +169,10 @@ impl Worker {
                 sessions.resolved(cx, peer, token, now);
                 false
             }
+            Some(Source::Name) => {
+                cx.name_resolved(token, now);
+                false
+            }
             Some(Source::Decoy(id)) => {
                 decoy.mark(id);
                 false
@@ -331,9 +335,9 @@ impl Context {
                 None => return,
             },
             Some(Source::Tun) => (Class::Device, Party::Source(token)),
-            Some(Source::Listener(_) | Source::Resolve(_) | Source::Decoy(_) | Source::Inbox) => {
-                (Class::Other, Party::Source(token))
-            }
+            Some(
+                Source::Listener(_) | Source::Resolve(_) | Source::Name | Source::Decoy(_) | Source::Inbox,
+            ) => (Class::Other, Party::Source(token)),
             // The source has been closed meanwhile.
             None => return,
         };
