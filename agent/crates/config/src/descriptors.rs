@@ -17,7 +17,9 @@ impl Config {
         let dialled = self.peers.iter().filter(|peer| !peer.endpoints.is_empty());
         let tcp = self.limits.tcp_streams as u64;
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
-        self.limits.flows as u64 + tcp + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
+        let proxied = self.tcp.iter().any(|forward| !forward.tcp.accept_proxy.is_empty());
+        let headers = u64::from(self.worker_count()) * if proxied { crate::MOST_HEADERS as u64 } else { 0 };
+        self.limits.flows as u64 + tcp + headers + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
 

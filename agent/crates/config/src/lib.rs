@@ -101,7 +101,7 @@ use resolve::{Draft, Sources};
 pub use section::nearest;
 pub use sections::{
     Access, AccessMode, Admin, Forward, Http, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol,
-    Service, TcpKeys, Transport,
+    ProxyProtocol, Service, TcpKeys, Transport,
 };
 pub use token::{Token, TokenError};
 pub use tun::{
@@ -112,6 +112,9 @@ pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
 pub const MAX_WORKERS: u8 = 64;
+
+/// Limit on the connections whose PROXY header is awaited, at each worker.
+pub const MOST_HEADERS: usize = 1_024;
 
 /// How the names of peers of open mode begin; the rest is the beginning of the key.
 pub const OPEN_PREFIX: &str = "open-";

@@ -220,7 +220,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "tun.name" => "\"culvert1\"",
         "tun.address" => "[\"10.9.0.1/24\"]",
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
-        "metrics.allow" => "[\"10.7.0.0/16\"]",
+        "metrics.allow" | "tcp.accept_proxy" => "[\"10.7.0.0/16\"]",
+        "service.upstream" => "[\"db.example.org:53\", \"127.0.0.1:54\"]",
         "peer.address" => "[\"10.9.0.7\"]",
         "http.names" => "[\"www.example.org\"]",
         "http.site" => "\"http://127.0.0.1:8081\"",
@@ -264,6 +265,7 @@ fn every_key_has_its_effect() {
         let Row { key, effect, .. } = &row;
         let example = match &**key {
             "peer.rate_min" | "peer.rate_max" => with(&example(), "peer.rate", Some("\"auto\"")),
+            "service.proxy_protocol" => with(&example(), "service.protocol", Some("\"tcp\"")),
             _ => example(),
         };
         let running = parse(&example);

@@ -16,8 +16,8 @@ use base::{
 use gate::{identity::Identity, web::WebCertificate};
 
 use crate::{
-    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol, Service,
-    Transport, Tun,
+    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol,
+    ProxyProtocol, Service, Transport, Tun,
     checks::Checks,
     credential,
     directory::Texts,
@@ -379,6 +379,14 @@ impl Checks {
             if service.upstream.has_unix() && service.protocol != Protocol::Tcp {
                 let problem = "a Unix socket takes TCP forwards only";
                 self.report.add(&table.place("upstream"), problem, "set protocol = \"tcp\" for the service");
+            }
+            if service.proxy_protocol != ProxyProtocol::Off && service.protocol != Protocol::Tcp {
+                let problem = "datagrams get no PROXY header";
+                self.report.add(
+                    &table.place("proxy_protocol"),
+                    problem,
+                    "set protocol = \"tcp\" for the service",
+                );
             }
             let (udp, tcp) = (service.protocol != Protocol::Tcp, service.protocol != Protocol::Udp);
             services.push(Service { name, udp, tcp, ..service });

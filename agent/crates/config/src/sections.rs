@@ -217,6 +217,10 @@ section! {
         /// keeps its forward. Open forwards keep the value that they began with.
         // NATs and firewalls forget a TCP connection that is silent for some minutes, whatever RFC 5382 (REQ-5: 2 h 4 min) asks.
         keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
+        /// Whose connections begin with a header of the PROXY protocol, version 1 or 2, that says who the client is: balancers in these
+        /// prefixes. The connection ends if it has none within 5 s, and if it comes from elsewhere, so the port is the balancers' alone
+        /// ([operations](operations.md#proxy-protocol)). `[]`: no header is expected.
+        accept_proxy: Vec<IpNet> = Vec::new(), text("prefix", network_prefix, ToString::to_string).list(), Now;
     }
 }
 
@@ -292,6 +296,10 @@ section! {
         keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
         /// Which protocol it serves, on the upstream's port.
         protocol: Protocol = Protocol::Both, one_of(), Now;
+        /// Tells the service who the client is: `"v2"` begins each connection to it with a header of the PROXY protocol, version 2,
+        /// which the service has to expect. Needs `protocol = "tcp"`. A peer whose version does not tell its clients' addresses gets
+        /// the header LOCAL, without addresses ([operations](operations.md#proxy-protocol)).
+        proxy_protocol: ProxyProtocol = ProxyProtocol::Off, one_of(), Now;
     }
     also {
         /// Whether it takes UDP flows: if `protocol` says so, and it was not removed.
@@ -308,6 +316,16 @@ spelled! {
         Drop => "drop",
         /// It travels in pieces, if both ends can.
         Fragment => "fragment",
+    }
+}
+
+spelled! {
+    /// `service.proxy_protocol`: whether a service is told who its client is.
+    pub enum ProxyProtocol {
+        /// The service sees this host as its client.
+        Off => "off",
+        /// Each connection begins with a header of version 2.
+        V2 => "v2",
     }
 }
 

@@ -100,6 +100,7 @@ fn defaults_stand_for_what_is_left_out() {
         repair: wire::repair_terms::Terms::OFF,
         keepalive: KEEPALIVE,
         protocol: Protocol::Both,
+        proxy_protocol: ProxyProtocol::Off,
         udp: true,
         tcp: true,
     };
@@ -212,12 +213,15 @@ fn every_value_arrives() {
         peer: 0,
         service: "iperf".into(),
         open: true,
-        tcp: TcpKeys { keepalive: KEEPALIVE },
+        tcp: TcpKeys { keepalive: KEEPALIVE, accept_proxy: Vec::new() },
     };
     assert_eq!(config.udp, std::slice::from_ref(&forward));
     assert_eq!(
         config.tcp,
-        [Forward { tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)) }, ..forward }]
+        [Forward {
+            tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)), accept_proxy: Vec::new() },
+            ..forward
+        }]
     );
     let Admin { listen, page, names: _, allow, token_file } = &config.admin;
     assert_eq!((*listen, *page), (Some("127.0.0.1:9464".parse().unwrap()), true));
@@ -352,6 +356,12 @@ fn transport_and_services_are_checked() {
 
     let service = |from: &str, to: &str| only_problem(&BASE.replace(from, to)).to_string();
     let upstream = "upstream = \"127.0.0.1:53\"";
+    assert!(
+        service(upstream, &format!("{upstream}\nproxy_protocol = \"v1\""))
+            .starts_with("service[0].proxy_protocol: ")
+    );
+    let problem = service(upstream, &format!("{upstream}\nproxy_protocol = \"v2\""));
+    assert!(problem.contains("set protocol = \"tcp\""), "{problem}");
     assert!(service(upstream, "upstream = []").starts_with("service[0].upstream: is an empty list"));
     assert!(service(upstream, "upstream = [\"a:53\", \"a:53\"]").contains("names a:53 twice"));
     assert!(service(upstream, "upstream = \"unix:/run/dns.sock\"").contains("set protocol = \"tcp\""));

@@ -132,7 +132,7 @@ impl fmt::Display for Upstream {
 
 /// An address, a name or a Unix socket, or a list of these.
 pub(super) fn upstream() -> Kind<Upstream> {
-    let one = || text("`host:port`, `unix:/path`", Target::parse, ToString::to_string).then(sendable);
+    let one = || text("`host:port`, `unix:/socket`", Target::parse, ToString::to_string).then(sendable);
     let list = one().list().not_empty("write where the service listens").or_one(one());
     let read = move |given: Given<'_>| {
         let targets = (list.read)(given)?;
@@ -148,7 +148,7 @@ pub(super) fn upstream() -> Kind<Upstream> {
         }
         Ok(Upstream(targets.into()))
     };
-    let words = "`host:port`, `unix:/path`, or list of these";
+    let words = "`host:port`, `unix:/socket`, or list of these";
     Kind::new(words, read, |upstream, _| match &*upstream.0 {
         [one] => Shown::text(one),
         several => {

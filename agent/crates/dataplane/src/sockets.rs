@@ -36,6 +36,8 @@ pub enum Source {
     Listener(usize),
     /// The TCP connection of a TCP forward.
     Tcp(TcpId),
+    /// A connection whose PROXY header has not come: its index among those.
+    Proxied(u32),
     /// The lookup of a peer's endpoint.
     Resolve(PeerId),
     /// The lookup of a service's name.
@@ -168,6 +170,13 @@ impl SocketFactory {
     pub fn token(&mut self, source: Source) -> Token {
         // Tokens are bounded by the limits on flows, streams and peers, far below 2^32.
         Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
+    }
+
+    /// Has a token in use stand for another source.
+    pub fn turn(&mut self, token: Token, source: Source) {
+        if let Some(place) = self.tokens.get_mut(token.0 as usize) {
+            *place = source;
+        }
     }
 
     /// The number of tokens in use.

@@ -426,6 +426,10 @@ impl TcpStream for KernelStream {
         self.is_lost
     }
 
+    fn near_end(&self) -> Option<SocketAddr> {
+        self.stream().ok()?.local_addr().ok()
+    }
+
     fn far_end(&self) -> Option<SocketAddr> {
         self.stream().ok()?.peer_addr().ok()
     }

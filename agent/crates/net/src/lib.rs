@@ -450,6 +450,10 @@ pub trait TcpStream {
     fn unanswered(&self) -> io::Result<Unanswered>;
     /// Whether the connection has failed because the far end does not answer, or no route leads to it any more.
     fn is_lost(&self) -> bool;
+    /// The address of this end, likewise.
+    fn near_end(&self) -> Option<SocketAddr> {
+        None
+    }
     /// The address of the far end, if it has one and the connection is there. For operators: it may ask the kernel.
     fn far_end(&self) -> Option<SocketAddr> {
         None

@@ -60,6 +60,7 @@ mod overload;
 mod packing;
 mod paths;
 mod preshared;
+mod proxy;
 mod rate;
 mod registry;
 mod reload;

@@ -134,21 +134,21 @@ pub struct Knows {
 }
 
 impl TcpForward {
-    /// A client's connection, for which `stream` was opened.
+    /// A client's connection, for which `stream` was opened; `read` was read from it already.
     #[must_use]
     pub fn opened(
         stream: StreamId,
-        tcp: Box<dyn TcpStream>,
-        token: Token,
-        service: u32,
+        (tcp, token): (Box<dyn TcpStream>, Token),
+        open: StreamOpen,
+        read: &[u8],
         knows: Knows,
         now: Instant,
     ) -> Self {
         let mut header = Vec::new();
-        StreamOpen { service }.encode(&mut header);
+        open.encode(&mut header);
         let framer = Box::new(Framer::new(MAX_STREAM_HEADER_BYTES));
         let stage = Stage::AwaitingAnswer { framer, until: now + ANSWER_TIMEOUT };
-        let outward = Direction::beginning_with(header);
+        let outward = Direction::beginning_with_both(header, read);
         Self { tcp: Some((tcp, token)), outward, ..Self::new(stream, stage, knows) }
     }
 

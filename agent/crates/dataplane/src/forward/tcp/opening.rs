@@ -89,6 +89,11 @@ impl TcpForward {
         self.stage = Stage::Connecting { until: places.attempt_until(now), places };
     }
 
+    /// Has the service get this header before what the peer sends.
+    pub fn announce(&mut self, header: Vec<u8>) {
+        self.inward.put_first(header);
+    }
+
     /// The place at which the service is being connected.
     #[must_use]
     pub fn place(&self) -> Option<&Place> {

@@ -207,6 +207,7 @@ throttles! {
         pub(crate) resolve,
         pub(crate) service,
         pub(crate) unreached,
+        pub(crate) proxied,
         pub(crate) name_failed,
         pub(crate) name_refused,
         pub(crate) stalled,

@@ -563,6 +563,12 @@ base::labelled! {
         Accept => "accept",
         /// The peer opened a stream and did not name the service.
         NoHeader => "no_header",
+        /// The port takes connections of balancers only, and the client is not among them.
+        ProxySource => "proxy_source",
+        /// A balancer's connection did not begin with a PROXY header, or with a bad one.
+        ProxyHeader => "proxy_header",
+        /// Its header did not come in time, or too many were awaited.
+        ProxyTimeout => "proxy_timeout",
         /// A reason that this version does not know.
         Other => "other",
     }

@@ -2,12 +2,16 @@
 
 use std::{io, sync::Arc, time::Instant};
 
+use config::ProxyProtocol;
 use dataplane::{
     forward::tcp::{Cause, Places, TcpId, answer_for},
     upstreams::Place,
 };
 use quinn_proto::ConnectionHandle;
-use wire::messages::{StreamAnswer, StreamOpen};
+use wire::{
+    messages::{StreamAnswer, StreamOpen},
+    proxy::{self, Transport},
+};
 
 use crate::worker::{
     context::Context,
@@ -43,7 +47,7 @@ impl TcpForwards {
         open: &StreamOpen,
         now: Instant,
     ) {
-        let Some(OpenForward { peer, sight, .. }) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { peer, forward, sight, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let (peer, index) = (*peer, open.service as usize);
         let config = Arc::clone(&cx.config);
         let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&index));
@@ -59,6 +63,13 @@ impl TcpForwards {
                     return self.refuse(cx, sessions, id, Refusal::by(open.service, error), now);
                 }
                 cx.forward_serves(peer, sight, &service.name);
+                if service.proxy_protocol != ProxyProtocol::Off {
+                    let mut header = Vec::new();
+                    proxy::write(open.client, Transport::Stream, &mut header);
+                    let held = forward.held();
+                    forward.announce(header);
+                    cx.hub.streams.hold(held, forward.held());
+                }
                 self.try_places(cx, sessions, id, open.service, Box::new(Places::new(places, now)), now);
             }
         }

@@ -2,6 +2,7 @@
 
 use std::{
     io::ErrorKind,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -11,8 +12,12 @@ use dataplane::{
     forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId},
     sockets::Source,
 };
+use net::{TcpStream, Token};
 use quinn_proto::{ConnectionHandle, StreamId};
-use wire::messages::{Features, StreamAnswer};
+use wire::{
+    messages::{self, Features, StreamAnswer, StreamOpen},
+    proxy::ClientAddresses,
+};
 
 use crate::{
     control::StreamKey,
@@ -43,6 +48,20 @@ struct OpenedStream {
     key: StreamKey,
     /// The number of the service at the peer.
     service: u32,
+    /// Whether the service is to be told who connected.
+    tells_client: bool,
+}
+
+/// A client's connection, not forwarded yet.
+pub(super) struct Accepted {
+    pub(super) stream: Box<dyn TcpStream>,
+    pub(super) token: Token,
+    /// The address that an operator is shown.
+    pub(super) client: SocketAddr,
+    /// Who connected, if a PROXY header has said so.
+    pub(super) told: Option<ClientAddresses>,
+    /// What was read behind the header.
+    pub(super) read: Vec<u8>,
 }
 
 impl TcpForwards {
@@ -64,44 +83,26 @@ impl TcpForwards {
                 Some(_) => {}
                 None => cx.hub.backlogs.end(port),
             }
-            let id = TcpId(index_u32(self.open.next_place()));
-            let token = cx.sockets.factory.token(Source::Tcp(id));
+            let proxied = cx.config.tcp.get(port).is_some_and(|forward| !forward.tcp.accept_proxy.is_empty());
+            let source = if proxied {
+                Source::Proxied(index_u32(self.proxied.next_place()))
+            } else {
+                Source::Tcp(TcpId(index_u32(self.open.next_place())))
+            };
+            let token = cx.sockets.factory.token(source);
             let Some(Some((listener, _))) = self.listeners.get_mut(port) else {
                 cx.sockets.factory.release(token);
                 return false;
             };
             match listener.accept(token) {
-                Ok((mut stream, client)) => match self.open_stream(cx, sessions, port) {
-                    Ok(opened) => {
-                        let OpenedStream { peer, key, service } = opened;
-                        let mut sight = Sight::new(cx, Some(client), now);
-                        if let Some(name) = cx.config.tcp.get(port).map(|port| Arc::clone(&port.service)) {
-                            cx.forward_serves(peer, &mut sight, &name);
-                        }
-                        tracing::debug!(%client, service, "TCP forward");
-                        let after = cx.config.tcp.get(port).and_then(|forward| forward.tcp.keepalive);
-                        self.keepalives.begin(id, &*stream, after);
-                        let knows = cx.known_by(peer);
-                        let forward = TcpForward::opened(key.stream, stream, token, service, knows, now);
-                        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
-                        cx.want_stream_connections(peer, now);
+                Ok((stream, client)) => {
+                    let accepted = Accepted { stream, token, client, told: None, read: Vec::new() };
+                    if proxied {
+                        self.await_proxy(cx, sessions, port, accepted, now);
+                    } else {
+                        self.forward(cx, sessions, port, accepted, now);
                     }
-                    Err(reason) => {
-                        if reason == TcpRefusal::NotConnected {
-                            self.await_peer(cx, port, now);
-                        }
-                        // A reset: the client must not take an orderly end for an empty answer.
-                        stream.abort();
-                        cx.sockets.factory.release(token);
-                        cx.stats.totals.tcp.refused[reason] += 1;
-                        if reason == TcpRefusal::Limit
-                            && let Some(peer) = self.port_peer(cx, port)
-                        {
-                            cx.tcp_ceiling_reached(peer, now);
-                        }
-                        tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
-                    }
-                },
+                }
                 Err(error) => {
                     cx.sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
@@ -123,6 +124,55 @@ impl TcpForwards {
         true
     }
 
+    /// Forwards a connection of a `[[tcp]]` port, or resets it.
+    pub(super) fn forward(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        port: usize,
+        accepted: Accepted,
+        now: Instant,
+    ) {
+        let Accepted { mut stream, token, client, told, read } = accepted;
+        match self.open_stream(cx, sessions, port) {
+            Ok(opened) => {
+                let OpenedStream { peer, key, service, tells_client } = opened;
+                let mut sight = Sight::new(cx, Some(client), now);
+                if let Some(name) = cx.config.tcp.get(port).map(|port| Arc::clone(&port.service)) {
+                    cx.forward_serves(peer, &mut sight, &name);
+                }
+                tracing::debug!(%client, service, "TCP forward");
+                let after = cx.config.tcp.get(port).and_then(|forward| forward.tcp.keepalive);
+                let id = TcpId(index_u32(self.open.next_place()));
+                self.keepalives.begin(id, &*stream, after);
+                let direct = || {
+                    let listen = || cx.config.tcp.get(port).map(|forward| forward.listen);
+                    ClientAddresses::new(client, stream.near_end().or_else(listen)?)
+                };
+                let open = StreamOpen { service, client: told.or_else(direct).filter(|_| tells_client) };
+                let knows = cx.known_by(peer);
+                let forward = TcpForward::opened(key.stream, (stream, token), open, &read, knows, now);
+                self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
+                cx.want_stream_connections(peer, now);
+            }
+            Err(reason) => {
+                if reason == TcpRefusal::NotConnected {
+                    self.await_peer(cx, port, now);
+                }
+                // A reset: the client must not take an orderly end for an empty answer.
+                stream.abort();
+                cx.sockets.factory.release(token);
+                cx.stats.totals.tcp.refused[reason] += 1;
+                if reason == TcpRefusal::Limit
+                    && let Some(peer) = self.port_peer(cx, port)
+                {
+                    cx.tcp_ceiling_reached(peer, now);
+                }
+                tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
+            }
+        }
+    }
+
     /// Opens a stream for the service of a `[[tcp]]` port.
     fn open_stream(
         &self,
@@ -135,7 +185,8 @@ impl TcpForwards {
         let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
         peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let service = peer.data.relay.services.of_tcp(&forward.service);
-        let service = service.ok_or(TcpRefusal::UnknownService)?.number;
+        let messages::Service { number: service, client: tells_client, .. } =
+            *service.ok_or(TcpRefusal::UnknownService)?;
         let forwards = Arc::clone(&peer.forwards.of_all);
         let handle = sessions.carrier(cx, id).ok_or(TcpRefusal::NotConnected)?;
         if cx.is_full() || !forwards.open(cx.id.index, cx.config.limits.tcp_streams_per_peer) {
@@ -145,7 +196,7 @@ impl TcpForwards {
             forwards.close(cx.id.index);
             TcpRefusal::Limit
         })?;
-        Ok(OpenedStream { peer: id, key: StreamKey { connection: handle.0, stream }, service })
+        Ok(OpenedStream { peer: id, key: StreamKey { connection: handle.0, stream }, service, tells_client })
     }
 
     /// Accepts streams that the peer opened, as many as the turn and the peer's allowance permit; the others wait.

@@ -90,6 +90,7 @@ impl Worker {
             if let Some(mut conn) = sessions.conn(cx, id) {
                 conn.offer_services();
                 conn.warn_of_missing_repair(now);
+                conn.warn_of_missing_clients(now);
             }
             cx.warn_of_missing_services(id, now);
         }
@@ -190,7 +191,7 @@ impl Worker {
                     // By the relay (`set_own_services`), and by `Sessions::offer_services`.
                     burst: _, oversize: _, repair: _,
                     // Of connections that begin.
-                    keepalive: _,
+                    keepalive: _, proxy_protocol: _,
                 } = service;
                 if *idle < flow_state.idle {
                     cx.timers.arm(Timer::Flow(id, flow), flow_state.last_active + *idle);

@@ -165,6 +165,10 @@ impl Worker {
                 // A connection that has more marks itself.
                 return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
+            Some(Source::Proxied(index)) => {
+                tcp.read_proxy(cx, sessions, index, now);
+                false
+            }
             Some(Source::Resolve(peer)) => {
                 sessions.resolved(cx, peer, token, now);
                 false
@@ -336,7 +340,12 @@ impl Context {
             },
             Some(Source::Tun) => (Class::Device, Party::Source(token)),
             Some(
-                Source::Listener(_) | Source::Resolve(_) | Source::Name | Source::Decoy(_) | Source::Inbox,
+                Source::Listener(_)
+                | Source::Proxied(_)
+                | Source::Resolve(_)
+                | Source::Name
+                | Source::Decoy(_)
+                | Source::Inbox,
             ) => (Class::Other, Party::Source(token)),
             // The source has been closed meanwhile.
             None => return,
