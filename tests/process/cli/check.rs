@@ -127,7 +127,7 @@ fn a_tunnel_is_accepted_and_its_mistakes_are_refused() {
 #[test]
 fn a_bad_address_is_refused() {
     Case::new()
-        .replace("127.0.0.1:53\"", "dns.example:53\"")
+        .replace("127.0.0.1:53\"", "dns.example\"")
         .is_refused(&["service[0].upstream", "dns.example"]);
     Case::new().replace("127.0.0.1:4433", "127.0.0.1").is_refused(&["transport.listen[0]"]);
     Case::new().replace("127.0.0.1:5300", "127.0.0.1:70000").is_refused(&["udp[0].listen"]);

@@ -22,7 +22,9 @@ impl Config {
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
         // Each connection may have another to the site.
         let web = if self.http.listen.is_empty() { 0 } else { 2 * MOST_WEB_CONNECTIONS as u64 };
-        self.limits.flows as u64 + tcp + web + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
+        let proxied = self.tcp.iter().any(|forward| !forward.tcp.accept_proxy.is_empty());
+        let headers = u64::from(self.worker_count()) * if proxied { crate::MOST_HEADERS as u64 } else { 0 };
+        self.limits.flows as u64 + tcp + web + headers + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
 

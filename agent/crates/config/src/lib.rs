@@ -12,6 +12,7 @@
 //! | what `culvert peer set` changes there | `change.rs` |
 //! | a peer as a file has it | `export.rs` |
 //! | how repair is written | `repair.rs` |
+//! | where a service may be | `upstream.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
 //! | how many files it may keep open | `descriptors.rs` |
@@ -27,7 +28,7 @@
 //!   tun
 //!   peers   users
 //!   sections
-//!   repair
+//!   repair   upstream
 //!   section                   how sections declare their keys, and how they are read
 //!   kinds
 //!   checks
@@ -93,6 +94,7 @@ mod tun_tests;
 mod users;
 #[cfg(test)]
 mod users_tests;
+mod upstream;
 mod value;
 
 pub use checks::MOST_HOLDERS;
@@ -105,17 +107,21 @@ use resolve::{Draft, Sources};
 pub use section::nearest;
 pub use sections::{
     Access, AccessMode, Admin, Forward, Http, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol,
-    Service, TcpKeys, Transport,
+    ProxyProtocol, Service, TcpKeys, Transport,
 };
 pub use token::{Token, TokenError};
 pub use tun::{
     INNER_REMEDY, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
 pub use users::{MAX_USERS, Network, NewUser, User};
+pub use upstream::{Target, Upstream};
 pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.
 pub const MAX_WORKERS: u8 = 64;
+
+/// Limit on the connections whose PROXY header is awaited, at each worker.
+pub const MOST_HEADERS: usize = 1_024;
 
 /// How the names of peers of open mode begin; the rest is the beginning of the key.
 pub const OPEN_PREFIX: &str = "open-";

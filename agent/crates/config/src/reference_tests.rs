@@ -227,7 +227,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "tun.name" => "\"culvert1\"",
         "tun.address" => "[\"10.9.0.1/24\"]",
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
-        "metrics.allow" => "[\"10.7.0.0/16\"]",
+        "metrics.allow" | "tcp.accept_proxy" => "[\"10.7.0.0/16\"]",
+        "service.upstream" => "[\"db.example.org:53\", \"127.0.0.1:54\"]",
         "peer.address" => "[\"10.9.0.7\"]",
         "http.names" => "[\"www.example.org\"]",
         "http.listen" => "[\"127.0.0.1:9443\"]",
@@ -275,6 +276,7 @@ fn every_key_has_its_effect() {
             "peer.rate_min" | "peer.rate_max" => with(&example(), "peer.rate", Some("\"auto\"")),
             // With TLS it needs files.
             "http.listen" => with(&example(), "http.tls", Some("false")),
+            "service.proxy_protocol" => with(&example(), "service.protocol", Some("\"tcp\"")),
             _ => example(),
         };
         let running = parse(&example);

@@ -322,7 +322,7 @@ impl Differences {
                         (true, true) => {
                             self.section(&format!("{what}: "), old, &mut service, Names::default(), &[]);
                         }
-                        (false, true) => added.push((what, Effect::Now, service.place())),
+                        (false, true) => added.push((what, Effect::Now, service.upstream.to_string())),
                         (true, false) => kept[place] = false,
                         (false, false) => {}
                     }
@@ -330,19 +330,19 @@ impl Differences {
                 }
                 (_, _) if services.len() < MAX_SERVICES => {
                     places.push(Some(services.len()));
-                    added.push((what, Effect::Now, service.place()));
+                    added.push((what, Effect::Now, service.upstream.to_string()));
                     services.push(service);
                 }
                 // A hello names no more, and a number that had another meaning is not given again.
                 (_, _) => {
                     places.push(None);
-                    added.push((what, Effect::Restart, service.place()));
+                    added.push((what, Effect::Restart, service.upstream.to_string()));
                 }
             }
         }
         for ((service, kept), old) in services.iter_mut().zip(kept).zip(running) {
             if !kept && old.is_served() {
-                self.removed(format!("service \"{}\"", old.name), old.place(), Effect::Now);
+                self.removed(format!("service \"{}\"", old.name), old.upstream.to_string(), Effect::Now);
                 service.close();
             }
         }

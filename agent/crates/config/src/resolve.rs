@@ -17,8 +17,8 @@ use base::{
 use gate::{identity::Identity, web::WebCertificate};
 
 use crate::{
-    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol, Service,
-    Transport, Tun, User,
+    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol,
+    ProxyProtocol, Service, Transport, Tun, User,
     checks::Checks,
     credential,
     directory::Texts,
@@ -388,6 +388,18 @@ impl Checks {
             users::check_any(self, &table, &service);
             if service.is_any() {
                 self.any.insert(services.len());
+            }
+            if service.upstream.has_unix() && service.protocol != Protocol::Tcp {
+                let problem = "a Unix socket takes TCP forwards only";
+                self.report.add(&table.place("upstream"), problem, "set protocol = \"tcp\" for the service");
+            }
+            if service.proxy_protocol != ProxyProtocol::Off && service.protocol != Protocol::Tcp {
+                let problem = "datagrams get no PROXY header";
+                self.report.add(
+                    &table.place("proxy_protocol"),
+                    problem,
+                    "set protocol = \"tcp\" for the service",
+                );
             }
             // Peers, who ask by name alone, cannot use one without an address.
             let (udp, tcp) = (service.protocol != Protocol::Tcp, service.protocol != Protocol::Udp);

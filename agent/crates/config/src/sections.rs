@@ -16,12 +16,13 @@ use crate::{
     MAX_WORKERS,
     checks::Checks,
     kinds::{
-        Given, Kind, Names, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole,
+        Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole,
     },
     prefix::network_prefix,
     repair::repair,
     section::{Section, Walker, section},
     spelled::spelled,
+    upstream::{Upstream, upstream},
     value,
 };
 
@@ -38,20 +39,6 @@ pub(super) fn endpoint() -> Kind<Endpoint> {
 /// Returns the kind of a value that is an IP address with a port.
 fn address() -> Kind<SocketAddr> {
     text("address", value::socket_address, ToString::to_string)
-}
-
-/// The address of a service, or `"any"`.
-fn upstream() -> Kind<SocketAddr> {
-    let fixed = address().then(Checks::sendable);
-    let read = move |given: Given<'_>| match given.value.as_str() {
-        Some("any") => Ok(Service::ANYWHERE),
-        Some(_) | None => (fixed.read)(given),
-    };
-    let show = |address: &SocketAddr, _: Names<'_>| {
-        let is_any = *address == Service::ANYWHERE;
-        Shown::text(if is_any { "any".to_owned() } else { address.to_string() })
-    };
-    Kind::new("address, `\"any\"`", read, show)
 }
 
 /// Prefixes of `service.allow` and `service.deny`.
@@ -237,6 +224,10 @@ section! {
         /// keeps its forward. Open forwards keep the value that they began with.
         // NATs and firewalls forget a TCP connection that is silent for some minutes, whatever RFC 5382 (REQ-5: 2 h 4 min) asks.
         keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
+        /// Whose connections begin with a header of the PROXY protocol, version 1 or 2, that says who the client is: balancers in these
+        /// prefixes. The connection ends if it has none within 5 s, and if it comes from elsewhere, so the port is the balancers' alone
+        /// ([operations](operations.md#proxy-protocol)). `[]`: no header is expected.
+        accept_proxy: Vec<IpNet> = Vec::new(), text("prefix", network_prefix, ToString::to_string).list(), Now;
     }
 }
 
@@ -271,10 +262,13 @@ section! {
     pub struct Service {
         /// The name by which peers ask for it. Unique; at most 256 services.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
-        /// The address to which its traffic goes. Host names are refused, because the packet path looks up no names. A service
-        /// that answers UDP from another address or port than this, as TFTP does, does not work. `"any"`: it has no address of its
-        /// own, no peer may use it, and `user.networks` are reached through it, as far as `service.allow` and `service.deny` say.
-        upstream: SocketAddr = NOWHERE, upstream(), Now,
+        /// Where its traffic goes: an address, a name, or for TCP the path of a stream socket. A name is looked up every 30 s and
+        /// followed ([operations](operations.md#where-a-service-is)); while that fails, its last addresses stay. Where a name leads to
+        /// loopback or to one of our own ports, that address is refused; `localhost` means loopback. Of a list, TCP tries one after the
+        /// other within 10 s altogether, and UDP goes to the first that has an address. A service that answers UDP from another
+        /// address or port than this, as TFTP does, does not work. `"any"`: it has no place of its own, no peer may use it, and
+        /// `user.networks` are reached through it, as far as `service.allow` and `service.deny` say.
+        upstream: Upstream = NOWHERE.into(), upstream(), Now,
             required "write an address and a port";
         /// With `upstream = "any"`: the addresses that may be reached. Left out, all public ones. Loopback, private, shared
         /// (100.64.0.0/10), link-local, multicast and IPv4-in-IPv6 addresses have to be named here, by a prefix that lies within
@@ -316,6 +310,10 @@ section! {
         keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
         /// Which protocol it serves, on the upstream's port.
         protocol: Protocol = Protocol::Both, one_of(), Now;
+        /// Tells the service who the client is: `"v2"` begins each connection to it with a header of the PROXY protocol, version 2,
+        /// which the service has to expect. Needs `protocol = "tcp"`. A peer whose version does not tell its clients' addresses gets
+        /// the header LOCAL, without addresses ([operations](operations.md#proxy-protocol)).
+        proxy_protocol: ProxyProtocol = ProxyProtocol::Off, one_of(), Now;
     }
     also {
         /// Whether it takes UDP flows: if `protocol` says so, and it was not removed.
@@ -326,25 +324,17 @@ section! {
 }
 
 impl Service {
-    /// What stands for `upstream = "any"`: nothing can be sent there.
-    pub const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
-
     /// Whether it has no address of its own: what is reached through it is chosen by who asks.
     #[must_use]
     pub fn is_any(&self) -> bool {
-        self.upstream == Self::ANYWHERE
-    }
-
-    /// Where it is, for people.
-    pub(super) fn place(&self) -> String {
-        if self.is_any() { "any".to_owned() } else { self.upstream.to_string() }
+        self.upstream.is_any()
     }
 
     /// Closes it: it keeps its place and serves nothing.
     pub(super) fn close(&mut self) {
         (self.udp, self.tcp) = (false, false);
         if self.is_any() {
-            self.upstream = NOWHERE;
+            self.upstream = NOWHERE.into();
         }
     }
 }
@@ -356,6 +346,16 @@ spelled! {
         Drop => "drop",
         /// It travels in pieces, if both ends can.
         Fragment => "fragment",
+    }
+}
+
+spelled! {
+    /// `service.proxy_protocol`: whether a service is told who its client is.
+    pub enum ProxyProtocol {
+        /// The service sees this host as its client.
+        Off => "off",
+        /// Each connection begins with a header of version 2.
+        V2 => "v2",
     }
 }
 

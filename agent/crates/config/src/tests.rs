@@ -93,15 +93,16 @@ fn defaults_stand_for_what_is_left_out() {
     assert_eq!(config.peers, [peer]);
     let service = Service {
         name: "dns".into(),
-        upstream: "127.0.0.1:53".parse().unwrap(),
         allow: Vec::new(),
         deny: Vec::new(),
+        upstream: "127.0.0.1:53".parse::<SocketAddr>().unwrap().into(),
         idle: Duration::from_secs(60),
         burst: 128,
         oversize: Oversize::Drop,
         repair: wire::repair_terms::Terms::OFF,
         keepalive: KEEPALIVE,
         protocol: Protocol::Both,
+        proxy_protocol: ProxyProtocol::Off,
         udp: true,
         tcp: true,
     };
@@ -214,12 +215,15 @@ fn every_value_arrives() {
         peer: 0,
         service: "iperf".into(),
         open: true,
-        tcp: TcpKeys { keepalive: KEEPALIVE },
+        tcp: TcpKeys { keepalive: KEEPALIVE, accept_proxy: Vec::new() },
     };
     assert_eq!(config.udp, std::slice::from_ref(&forward));
     assert_eq!(
         config.tcp,
-        [Forward { tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)) }, ..forward }]
+        [Forward {
+            tcp: TcpKeys { keepalive: Some(Duration::from_secs(90)), accept_proxy: Vec::new() },
+            ..forward
+        }]
     );
     let Admin { listen, page, names: _, allow, token_file } = &config.admin;
     assert_eq!((*listen, *page), (Some("127.0.0.1:9464".parse().unwrap()), true));
@@ -354,7 +358,15 @@ fn transport_and_services_are_checked() {
 
     let service = |from: &str, to: &str| only_problem(&BASE.replace(from, to)).to_string();
     let upstream = "upstream = \"127.0.0.1:53\"";
-    assert!(service(upstream, "upstream = \"dns.local:53\"").contains("getent ahosts dns.local"));
+    assert!(
+        service(upstream, &format!("{upstream}\nproxy_protocol = \"v1\""))
+            .starts_with("service[0].proxy_protocol: ")
+    );
+    let problem = service(upstream, &format!("{upstream}\nproxy_protocol = \"v2\""));
+    assert!(problem.contains("set protocol = \"tcp\""), "{problem}");
+    assert!(service(upstream, "upstream = []").starts_with("service[0].upstream: is an empty list"));
+    assert!(service(upstream, "upstream = [\"a:53\", \"a:53\"]").contains("names a:53 twice"));
+    assert!(service(upstream, "upstream = \"unix:/run/dns.sock\"").contains("set protocol = \"tcp\""));
     assert!(
         service(upstream, "upstream = \"127.0.0.1:0\"").starts_with("service[0].upstream: cannot be sent to")
     );
@@ -739,7 +751,8 @@ fn addresses_that_cannot_work_are_refused_with_the_remedy() {
 fn a_zone_is_the_name_or_the_number_of_an_interface() {
     let upstream = |address: &str| BASE.replace("127.0.0.1:53", address);
     for (address, zone) in [("[fe80::1%lo]:53", 1), ("[fe80::1%1]:53", 1), ("[fe80::1%77]:53", 77)] {
-        let SocketAddr::V6(v6) = parse(&upstream(address)).unwrap().services[0].upstream else {
+        let Some(SocketAddr::V6(v6)) = parse(&upstream(address)).unwrap().services[0].upstream.address()
+        else {
             panic!("{address} is IPv6")
         };
         assert_eq!(v6.scope_id(), zone);

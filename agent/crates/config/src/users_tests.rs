@@ -44,7 +44,7 @@ fn what_a_user_may_say() {
     let networks: Vec<String> = anna.networks.iter().map(ToString::to_string).collect();
     assert_eq!(networks, ["10.1.0.0/16", "0.0.0.0/0:443", "[2001:db8::/32]:80", "2001:db8::1/128"]);
     let lan = &config.services[1];
-    assert!(lan.is_any() && !lan.udp && !lan.tcp && lan.upstream == Service::ANYWHERE);
+    assert!(lan.is_any() && !lan.udp && !lan.tcp && lan.upstream.is_any());
     for (more, wrong) in [
         ("services = [\"lan\"]", "has no address of its own"),
         ("services = [\"dns\"]", "no [[service]] is named"),

@@ -9,6 +9,7 @@
 //! | what opens sockets, and what they counted | [`sockets`], [`socket_stats`] |
 //! | a peer, as the data plane sees it; how large its packets may be | [`peer`], [`budget`] |
 //! | what goes to another worker | [`hand_off`] |
+//! | where services are | [`upstreams`] |
 
 pub mod budget;
 pub mod datapath;
@@ -19,3 +20,4 @@ pub mod peer;
 pub mod relay;
 pub mod socket_stats;
 pub mod sockets;
+pub mod upstreams;

@@ -1,12 +1,12 @@
 //! Opens and closes the sockets of a worker, and gives out the tokens that they report with.
 
-use std::{io, net::SocketAddr};
+use std::{io, net::SocketAddr, sync::Arc};
 
 use base::{
     ids::{LocalId, PeerId},
     pages::Pages,
 };
-use config::{Config, Forward};
+use config::{Config, Forward, Upstream};
 use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket, Ways,
@@ -20,6 +20,7 @@ use crate::{
     lanes::{UnderlayId, Underlays},
     relay::{FlowId, Origin},
     socket_stats::{self, SocketStats},
+    upstreams::{Place, Upstreams},
 };
 
 /// The source of events that a token stands for.
@@ -35,8 +36,12 @@ pub enum Source {
     Listener(usize),
     /// The TCP connection of a TCP forward.
     Tcp(TcpId),
+    /// A connection whose PROXY header has not come: its index among those.
+    Proxied(u32),
     /// The lookup of a peer's endpoint.
     Resolve(PeerId),
+    /// The lookup of a service's name.
+    Name,
     /// An unauthenticated sender's socket to the decoy.
     Decoy(DecoyId),
     /// The worker's inbox for commands and its mailbox at the hub, which share a token.
@@ -54,6 +59,8 @@ pub struct SocketFactory {
     udp: UdpDefaults,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
+    /// Where services are.
+    pub upstreams: Arc<Upstreams>,
     /// The counts of all sockets, those that are closed included.
     pub stats: SocketStats,
     /// Sockets and connections that it opened.
@@ -130,9 +137,16 @@ impl SocketFactory {
             tokens: Pages::default(),
             udp,
             closing: Vec::new(),
+            upstreams: Arc::default(),
             stats: SocketStats::default(),
             opened: 0,
         }
+    }
+
+    /// The same factory, which finds services as all workers do.
+    #[must_use]
+    pub fn with_upstreams(self, upstreams: &Arc<Upstreams>) -> Self {
+        Self { upstreams: Arc::clone(upstreams), ..self }
     }
 
     /// What is known of the interfaces on the ways to peers.
@@ -156,6 +170,13 @@ impl SocketFactory {
     pub fn token(&mut self, source: Source) -> Token {
         // Tokens are bounded by the limits on flows, streams and peers, far below 2^32.
         Token(u32::try_from(self.tokens.insert(source)).unwrap_or(u32::MAX))
+    }
+
+    /// Has a token in use stand for another source.
+    pub fn turn(&mut self, token: Token, source: Source) {
+        if let Some(place) = self.tokens.get_mut(token.0 as usize) {
+            *place = source;
+        }
     }
 
     /// The number of tokens in use.
@@ -246,13 +267,15 @@ impl SocketFactory {
     /// A socket to a service for one flow, which [`Locals::set_flow`] is to name.
     ///
     /// # Errors
-    /// The kernel's, e.g. `EAGAIN` when a source address has no port left (28,232 by default).
+    /// The kernel's, e.g. `EAGAIN` when a source address has no port left (28,232 by default); `HostUnreachable` while no address of
+    /// the service is known.
     pub fn open_upstream(
         &mut self,
         locals: &mut Locals,
         peer: PeerId,
-        upstream: SocketAddr,
+        upstream: &Upstream,
     ) -> io::Result<LocalId> {
+        let upstream = self.udp_upstream(upstream)?;
         let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
         self.local(locals, &options, Local::Upstream { peer, flow: FlowId(u32::MAX) })
     }
@@ -265,8 +288,9 @@ impl SocketFactory {
         &mut self,
         locals: &mut Locals,
         id: LocalId,
-        upstream: SocketAddr,
+        upstream: &Upstream,
     ) -> io::Result<bool> {
+        let upstream = self.udp_upstream(upstream)?;
         let Some(old) = locals.get_mut(id) else { return Ok(false) };
         let options = self.udp.options(wildcard_for(upstream), Some(upstream), UdpRole::Upstream);
         let from = old.socket.local_addr();
@@ -279,6 +303,11 @@ impl SocketFactory {
         let token = std::mem::replace(&mut old.token, token);
         self.release(token);
         Ok(true)
+    }
+
+    /// Where the datagrams of a service go.
+    fn udp_upstream(&self, upstream: &Upstream) -> io::Result<SocketAddr> {
+        self.upstreams.udp(upstream).ok_or_else(|| self.upstreams.unknown(upstream))
     }
 
     /// A socket to the decoy for one unauthenticated sender, with its token, which must be released with it.
@@ -325,13 +354,16 @@ impl SocketFactory {
         self.with_token(Source::Listener(index), |net, token| net.tcp_listen(address, token))
     }
 
-    /// Starts a TCP connection to a service; its token must be released with it.
+    /// Starts a connection to a service; its token must be released with it.
     ///
     /// # Errors
     /// The kernel's.
-    pub fn tcp_connect(&mut self, address: SocketAddr, id: TcpId) -> io::Result<(Box<dyn TcpStream>, Token)> {
+    pub fn tcp_connect(&mut self, place: &Place, id: TcpId) -> io::Result<(Box<dyn TcpStream>, Token)> {
         self.opened += 1;
-        self.with_token(Source::Tcp(id), |net, token| net.tcp_connect(address, token))
+        self.with_token(Source::Tcp(id), |net, token| match place {
+            Place::Address(address) => net.tcp_connect(*address, token),
+            Place::Unix(path) => net.unix_connect(path, token),
+        })
     }
 
     /// Starts to look up a peer's endpoint.

@@ -2,7 +2,7 @@
 //!
 //! `worker/report/families.rs` has the families of the workers, one line each; `ops::metrics` adds its own and has `prometheus` write the text.
 
-use std::{collections::BTreeMap, fmt::Write as _, time::Duration};
+use std::{collections::BTreeMap, fmt::Write as _, sync::Arc, time::Duration};
 
 use net::stats::{AGE_BOUNDS_NANOS, SIZE_BOUNDS};
 
@@ -113,6 +113,13 @@ impl Buckets {
 pub struct Samples(BTreeMap<Vec<String>, Value>);
 
 impl Samples {
+    /// Sets the series with these labels to 1: what they say is all there is.
+    pub fn ones<const N: usize>(&mut self, rows: &[[Arc<str>; N]]) {
+        for row in rows {
+            self.add(&row.each_ref().map(|label| &**label), 1_u64);
+        }
+    }
+
     /// Adds a value to the series with these labels, which begins with it if there is none.
     pub fn add(&mut self, labels: &[&str], value: impl Into<Value>) {
         let labels = labels.iter().map(|label| (*label).to_owned()).collect();

@@ -149,6 +149,7 @@ throttles! {
         pub no_tunnel,
         /// Throttle of the line about a peer that cannot repair what is to be repaired.
         pub no_repair,
+        pub no_clients,
         /// Throttle of the line about services that our forwards need and the peer does not offer.
         pub no_service,
         /// Throttle of the lines about a changed address, of the peer or of this host.

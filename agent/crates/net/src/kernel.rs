@@ -5,6 +5,7 @@ use std::{
     io::{self, IoSlice, Read as _, Write as _},
     net::{Shutdown, SocketAddr, ToSocketAddrs},
     os::fd::AsFd,
+    path::Path,
     rc::Rc,
     sync::OnceLock,
     task::{Context, Poll, Waker},
@@ -37,6 +38,7 @@ use crate::{
     task,
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
+    unix::{self, UnixSide},
 };
 
 /// The kernel's network, for one worker. Its methods must be called within the worker's tokio runtime.
@@ -153,6 +155,12 @@ impl Net for KernelNet {
         Ok(Box::new(KernelStream { stream: Some(stream), waker, is_lost: false, reset: None }))
     }
 
+    fn unix_connect(&mut self, path: &Path, token: Token) -> io::Result<Box<dyn TcpStream>> {
+        let socket = unix::connected(path)?;
+        self.failures()?.watch(socket.as_fd(), token)?;
+        Ok(Box::new(UnixSide::new(socket, token, &self.shared.ready)?))
+    }
+
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
         let (answer_to, answer) = oneshot::channel();
         self.lookups.insert(token, answer);
@@ -201,7 +209,7 @@ impl Net for KernelNet {
 const MOST_UNSENT: i32 = 256 * 1024;
 
 /// The events of a connection. That an urgent byte has come is one, because reads stop short of it.
-const STREAM_EVENTS: Interest = Interest::READABLE.add(Interest::WRITABLE).add(Interest::PRIORITY);
+pub(super) const STREAM_EVENTS: Interest = Interest::READABLE.add(Interest::WRITABLE).add(Interest::PRIORITY);
 
 struct KernelListener {
     listener: AsyncFd<std::net::TcpListener>,
@@ -416,5 +424,13 @@ impl TcpStream for KernelStream {
 
     fn is_lost(&self) -> bool {
         self.is_lost
+    }
+
+    fn near_end(&self) -> Option<SocketAddr> {
+        self.stream().ok()?.local_addr().ok()
+    }
+
+    fn far_end(&self) -> Option<SocketAddr> {
+        self.stream().ok()?.peer_addr().ok()
     }
 }

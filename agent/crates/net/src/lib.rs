@@ -13,6 +13,7 @@
 //! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | stream sockets of this host | `unix.rs` |
 //! | TCP connections that were reset while nobody reads or writes | `failures.rs` |
 //! | how a TCP connection notices that its far end is gone | `keepalive.rs` (pure) |
 //! | a TUN device and its queues on the kernel | `tun.rs` |
@@ -35,6 +36,7 @@
 use std::{
     io,
     net::{IpAddr, SocketAddr},
+    path::Path as FilePath,
     rc::Rc,
 };
 
@@ -69,6 +71,7 @@ mod transmit;
 pub mod tun;
 pub mod tunnels;
 mod udp;
+mod unix;
 
 pub use batch::{Burst, Path, ReceiveBatch, SendBatch};
 pub use delivery::{Delivery, DeliveryMessage, Recipient};
@@ -117,6 +120,15 @@ pub trait Net {
     /// # Errors
     /// The kernel's, when not even the attempt could start, e.g. `NetworkUnreachable`, or EMFILE without descriptors.
     fn tcp_connect(&mut self, address: SocketAddr, token: Token) -> io::Result<Box<dyn TcpStream>>;
+
+    /// Connects to a stream socket of this host; `token` becomes ready at once (see [`TcpStream::connected`]).
+    ///
+    /// # Errors
+    /// The kernel's, in words where its own would mislead; `Unsupported` unless this is said.
+    fn unix_connect(&mut self, path: &FilePath, token: Token) -> io::Result<Box<dyn TcpStream>> {
+        let _ = (path, token);
+        Err(io::ErrorKind::Unsupported.into())
+    }
 
     /// Starts to resolve `host`; `token` becomes ready when [`Net::resolved`] has an answer.
     /// A literal address is answered at once.
@@ -438,6 +450,14 @@ pub trait TcpStream {
     fn unanswered(&self) -> io::Result<Unanswered>;
     /// Whether the connection has failed because the far end does not answer, or no route leads to it any more.
     fn is_lost(&self) -> bool;
+    /// The address of this end, likewise.
+    fn near_end(&self) -> Option<SocketAddr> {
+        None
+    }
+    /// The address of the far end, if it has one and the connection is there. For operators: it may ask the kernel.
+    fn far_end(&self) -> Option<SocketAddr> {
+        None
+    }
 }
 
 /// The address family and address that a wildcard stands for when dialling `remote`.

@@ -20,7 +20,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use base::panics::lock;
-use config::{Config, Network, Service, User};
+use config::{Config, Network, Service, Upstream, User};
 use gate::password::PasswordKey;
 use tokio::sync::watch;
 
@@ -79,7 +79,7 @@ struct Access {
 #[derive(Debug, PartialEq)]
 struct Reachable {
     name: Arc<str>,
-    address: std::net::SocketAddr,
+    upstream: Upstream,
     udp: bool,
     tcp: bool,
 }
@@ -89,7 +89,7 @@ impl Access {
         let granted = user.services.iter().filter_map(|place| services.get(*place));
         let reachable = granted.map(|service| Reachable {
             name: Arc::clone(&service.name),
-            address: service.upstream,
+            upstream: service.upstream.clone(),
             udp: service.udp,
             tcp: service.tcp,
         });

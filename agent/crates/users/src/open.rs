@@ -6,6 +6,7 @@ use std::{
     time::Duration,
 };
 
+use config::Target as Upstreams;
 use net::ports;
 use tokio::{
     net::{TcpStream, UdpSocket},
@@ -13,7 +14,7 @@ use tokio::{
 };
 
 use crate::{
-    Access, Grant,
+    Access, Grant, Reachable,
     account::Refusal,
     policy::Transport,
     target::{Host, Target},
@@ -122,7 +123,8 @@ impl Grant {
         let found = match &target.host {
             Host::Address(address) => vec![*address],
             Host::Name(name) if access.has_service(name) => {
-                return access.service(name, transport).map(|address| vec![address]).ok_or(Refusal::Service);
+                let service = access.service(name, transport).ok_or(Refusal::Service)?;
+                return service.addresses().await;
             }
             // Who may reach no network has no use for an answer.
             Host::Name(_) if access.networks.is_empty() => return Err(Refusal::Network),
@@ -148,24 +150,61 @@ impl Access {
         !name.contains('.') && self.names.iter().any(|service| service.eq_ignore_ascii_case(name))
     }
 
-    fn service(&self, name: &str, transport: Transport) -> Option<SocketAddr> {
+    fn service(&self, name: &str, transport: Transport) -> Option<&Reachable> {
         let service = self.services.iter().find(|service| service.name.eq_ignore_ascii_case(name))?;
         let serves = match transport {
             Transport::Tcp => service.tcp,
             Transport::Udp => service.udp,
         };
-        serves.then_some(service.address)
+        serves.then_some(service)
     }
 
     /// Whether what leads to `address` may go on: what was looked up is not looked up again.
     fn still_leads_to(&self, target: &Target, transport: Transport, address: SocketAddr) -> bool {
         match &target.host {
-            Host::Name(name) if self.has_service(name) => self.service(name, transport) == Some(address),
+            Host::Name(name) if self.has_service(name) => {
+                self.service(name, transport).is_some_and(|service| service.may_be_at(address))
+            }
             Host::Name(_) | Host::Address(_) => {
                 let is_own = ports::is_own(address);
                 self.policy.may_reach(&self.networks, transport, address.ip(), address.port(), is_own).is_ok()
             }
         }
+    }
+}
+
+impl Reachable {
+    /// The addresses to try. A name that leads to loopback is not followed, as for peers: who writes its records is not who
+    /// wrote the configuration.
+    async fn addresses(&self) -> Result<Vec<SocketAddr>, Refusal> {
+        let (mut refusal, mut found) = (Refusal::Unreachable, Vec::new());
+        for upstream in self.upstream.targets() {
+            match upstream {
+                Upstreams::Address(address) => found.push(*address),
+                Upstreams::Name(name) => match look_up(&name.host, name.port).await {
+                    Ok(addresses) => {
+                        let means_loopback = name.host == "localhost" || name.host.ends_with(".localhost");
+                        let may_be = |address: &IpAddr| means_loopback || !address.to_canonical().is_loopback();
+                        let addresses = addresses.into_iter().filter(may_be);
+                        found.extend(addresses.map(|address| SocketAddr::new(address, name.port)));
+                    }
+                    Err(reason) => refusal = reason,
+                },
+                // Peers' forwards alone lead there.
+                Upstreams::Unix(_) => {}
+            }
+        }
+        found.truncate(MOST_ADDRESSES);
+        if found.is_empty() { Err(refusal) } else { Ok(found) }
+    }
+
+    /// Whether what leads to `address` may go on: a name is not looked up again.
+    fn may_be_at(&self, address: SocketAddr) -> bool {
+        self.upstream.targets().any(|upstream| match upstream {
+            Upstreams::Address(one) => *one == address,
+            Upstreams::Name(name) => name.port == address.port(),
+            Upstreams::Unix(_) => false,
+        })
     }
 }
 

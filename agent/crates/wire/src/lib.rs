@@ -6,6 +6,7 @@
 //! | what a DATAGRAM frame carries | [`context`]; a report about a lane: [`report`] |
 //! | how lost payloads are repaired, as both ends have to know it | [`repair_terms`] |
 //! | how many stream connections there are, and how each finds its worker | [`join`] |
+//! | how a balancer tells a service its client (PROXY protocol) | [`proxy`] |
 //! | connection IDs, which name a worker and a lane | [`cid`] |
 
 #![warn(missing_docs)]
@@ -19,6 +20,7 @@ pub mod messages;
 #[doc(hidden)]
 pub mod properties;
 mod protobuf;
+pub mod proxy;
 pub mod repair_terms;
 pub mod report;
 mod stream_messages;

@@ -300,6 +300,8 @@ impl Features {
     pub const STREAM_ABORT: Self = Self(512);
     /// Keeps to the limits of [`Message::StreamCredit`].
     pub const STREAM_CREDIT: Self = Self(1024);
+    /// Says in [`StreamOpen`] who connected, to a service that wants to know.
+    pub const STREAM_CLIENT: Self = Self(2048);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -336,6 +338,8 @@ pub struct Service {
     pub fragment: bool,
     /// How its lost payloads are repaired, in both directions; `None`: they are not.
     pub repair: Option<Terms>,
+    /// Whether the opener of a TCP forward to it is to say who connected.
+    pub client: bool,
 }
 
 /// The opening of a lane, or its acceptance.
@@ -536,10 +540,10 @@ fn services(services: Vec<protobuf::Service>) -> Result<Vec<Service>, MessageErr
         return Err(MessageError::TooManyServices { count: services.len() });
     }
     let mut checked: Vec<Service> = Vec::with_capacity(services.len());
-    for protobuf::Service { number, name: text, udp, tcp, idle_ms, fragment, repair } in services {
+    for protobuf::Service { number, name: text, udp, tcp, idle_ms, fragment, repair, client } in services {
         let idle = if idle_ms == 0 { DEFAULT_IDLE } else { Duration::from_millis(idle_ms.into()) };
         let (name, repair) = (name("name", text, 1)?, terms(repair)?);
-        let service = Service { number, name, udp, tcp, idle, fragment, repair };
+        let service = Service { number, name, udp, tcp, idle, fragment, repair, client };
         if checked.iter().any(|known| known.number == number || known.name == service.name) {
             return Err(MessageError::DuplicateService { number });
         }
@@ -630,6 +634,7 @@ impl From<&Service> for protobuf::Service {
             idle_ms,
             fragment: service.fragment,
             repair: service.repair.as_ref().map(protobuf::Repair::from),
+            client: service.client,
         }
     }
 }

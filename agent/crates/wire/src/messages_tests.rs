@@ -7,7 +7,10 @@ use proptest::prelude::*;
 use quinn_proto::coding::Codec;
 
 use super::*;
-use crate::repair_terms::{Deadline, MOST_OVERHEAD_PPM, Mode};
+use crate::{
+    proxy::ClientAddresses,
+    repair_terms::{Deadline, MOST_OVERHEAD_PPM, Mode},
+};
 
 const PROTO: &str = include_str!("../../../../docs/culvert.proto");
 
@@ -69,6 +72,7 @@ impl ByHand {
             self.number("Service.idle_ms", 5000),
             self.number("Service.fragment", 1),
             self.repair("Service.repair", "RepairMode.REPAIR_MODE_AUTO"),
+            self.number("Service.client", 1),
         ];
         self.bytes(field, &service.concat())
     }
@@ -112,6 +116,7 @@ fn service(number: u32, name: &str) -> Service {
         idle,
         fragment: true,
         repair: Some(REPAIR),
+        client: true,
     }
 }
 
@@ -288,7 +293,27 @@ fn every_field_number_is_the_documented_one() {
 
 fn stream_headers_are_documented(hand: &mut ByHand) {
     let open = hand.number("StreamOpen.service", 300);
-    assert_eq!(StreamOpen::decode(&open), Ok(StreamOpen { service: 300 }));
+    let client = [
+        hand.bytes("ClientAddresses.source", &[192, 0, 2, 1]),
+        hand.number("ClientAddresses.source_port", 4660),
+        hand.bytes("ClientAddresses.destination", &[198, 51, 100, 2]),
+        hand.number("ClientAddresses.destination_port", 443),
+    ];
+    let with_client = [open.clone(), hand.bytes("StreamOpen.client", &client.concat())].concat();
+    assert_eq!(StreamOpen::decode(&open), Ok(StreamOpen { service: 300, client: None }));
+    let told = ClientAddresses::new(([192, 0, 2, 1], 4660).into(), ([198, 51, 100, 2], 443).into());
+    assert_eq!(StreamOpen::decode(&with_client), Ok(StreamOpen { service: 300, client: told }));
+    for (wrong, bytes) in [(0, &[1, 2, 3][..]), (2, &[0; 16])] {
+        let mut parts = client.clone();
+        parts[wrong] =
+            hand.bytes(["ClientAddresses.source", "ClientAddresses.destination"][wrong / 2], bytes);
+        let open = hand.bytes("StreamOpen.client", &parts.concat());
+        assert!(matches!(StreamOpen::decode(&open), Err(MessageError::Length { .. })), "{wrong}");
+    }
+    let mut parts = client.clone();
+    parts[1] = hand.number("ClientAddresses.source_port", 65_536);
+    let open = hand.bytes("StreamOpen.client", &parts.concat());
+    assert_eq!(StreamOpen::decode(&open), Err(MessageError::Range { field: "source", value: 65_536 }));
     for (name, answer) in [
         ("OK", StreamAnswer::Ok),
         ("UNKNOWN_SERVICE", StreamAnswer::UnknownService),
@@ -542,6 +567,7 @@ fn any_services() -> impl Strategy<Value = Vec<Service>> {
                 idle,
                 fragment: number % 3 == 0,
                 repair: any_terms(number),
+                client: number % 2 == 0,
             }
         };
         unique.into_values().map(named).collect()
@@ -669,10 +695,16 @@ proptest! {
     }
 
     #[test]
-    fn stream_headers_survive(service: u32) {
+    fn stream_headers_survive(service: u32, source: (u128, u16), destination: (u128, u16), which in 0..3) {
+        let ip = |bits: u128| match which {
+            1 => std::net::IpAddr::V4((bits as u32).into()),
+            _ => std::net::IpAddr::V6(bits.into()),
+        };
+        let [source, destination] = [source, destination].map(|(bits, port)| (ip(bits), port).into());
+        let open = StreamOpen { service, client: ClientAddresses::new(source, destination).filter(|_| which > 0) };
         let mut out = Vec::new();
-        StreamOpen { service }.encode(&mut out);
+        open.encode(&mut out);
         let header = Framer::new(MAX_STREAM_HEADER_BYTES).pull(&mut &out[..]).unwrap().unwrap();
-        prop_assert_eq!(StreamOpen::decode(&header), Ok(StreamOpen { service }));
+        prop_assert_eq!(StreamOpen::decode(&header), Ok(open));
     }
 }

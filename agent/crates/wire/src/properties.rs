@@ -5,6 +5,7 @@ use crate::{
     messages::{
         Framer, Hello, MAX_MESSAGE_BYTES, MAX_PRESHARED_KEYS, Message, MessageFault, StreamAnswer, StreamOpen,
     },
+    proxy::{self, Header, Transport},
     report::Report,
 };
 
@@ -96,6 +97,31 @@ fn only(encoded: &[u8]) -> Vec<u8> {
     let mut cut = frames(encoded, &mut std::iter::repeat(encoded.len()));
     assert!(!cut.broken && !cut.ended_inside && cut.complete.len() == 1, "{cut:?}");
     cut.complete.remove(0)
+}
+
+/// Takes `input` as the beginning of a byte stream and of a datagram, which may have a header of the PROXY protocol.
+///
+/// A header lies within the input and its limit, says the same whatever follows it, and is not there before all of it has come. Whom it
+/// names is written as a header that names the same.
+pub fn proxy_header(input: &[u8]) {
+    for transport in [Transport::Stream, Transport::Datagram] {
+        let read = proxy::read(input, transport);
+        let Ok(Some(header @ Header { client, length })) = read else {
+            if read == Ok(None) {
+                assert!(input.len() < proxy::MOST_HEADER, "it cannot wait for ever");
+            }
+            continue;
+        };
+        assert!((1..=proxy::MOST_HEADER.min(input.len())).contains(&length));
+        assert_eq!(proxy::read(&input[..length], transport), Ok(Some(header)));
+        for cut in [0, 1, length / 2, length - 1] {
+            assert_eq!(proxy::read(&input[..cut], transport), Ok(None));
+        }
+        let mut written = Vec::new();
+        proxy::write(client, transport, &mut written);
+        let again = Header { client, length: written.len() };
+        assert_eq!(proxy::read(&written, transport), Ok(Some(again)));
+    }
 }
 
 /// Takes `input` as the data of a DATAGRAM frame.

@@ -160,6 +160,8 @@ pub(crate) struct Service {
     pub fragment: bool,
     #[prost(message, optional, tag = "7")]
     pub repair: Option<Repair>,
+    #[prost(bool, tag = "8")]
+    pub client: bool,
 }
 
 /// `LaneOpen` and `LaneAccept`, which have the same fields.
@@ -192,6 +194,26 @@ pub(crate) struct LaneEnd {
 pub(crate) struct ServicesChanged {
     #[prost(message, repeated, tag = "1")]
     pub services: Vec<Service>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct StreamOpen {
+    #[prost(uint32, tag = "1")]
+    pub service: u32,
+    #[prost(message, optional, tag = "2")]
+    pub client: Option<ClientAddresses>,
+}
+
+#[derive(Clone, PartialEq, prost::Message)]
+pub(crate) struct ClientAddresses {
+    #[prost(bytes = "vec", tag = "1")]
+    pub source: Vec<u8>,
+    #[prost(uint32, tag = "2")]
+    pub source_port: u32,
+    #[prost(bytes = "vec", tag = "3")]
+    pub destination: Vec<u8>,
+    #[prost(uint32, tag = "4")]
+    pub destination_port: u32,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

@@ -1,27 +1,62 @@
 //! What two agents say of the streams of TCP forwards: at the head of each, and beside them in control messages.
 
+use std::net::{IpAddr, SocketAddr};
+
 use prost::Message as _;
 
-use crate::{framing, messages::MessageError, protobuf};
+use crate::{framing, messages::MessageError, protobuf, proxy::ClientAddresses};
 
 /// The head of a TCP forward's stream, from the end that opened it.
-#[derive(Clone, Copy, PartialEq, Eq, prost::Message)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct StreamOpen {
     /// The number of the service to reach.
-    #[prost(uint32, tag = "1")]
     pub service: u32,
+    /// Who connected, if the service is to be told and the opener knows.
+    pub client: Option<ClientAddresses>,
 }
 
 impl StreamOpen {
     /// Parses a header, without its length.
     pub fn decode(bytes: &[u8]) -> Result<Self, MessageError> {
-        Ok(prost::Message::decode(bytes)?)
+        let protobuf::StreamOpen { service, client } = prost::Message::decode(bytes)?;
+        Ok(Self { service, client: client.map(|client| addresses_of(&client)).transpose()? })
     }
 
     /// Appends the header with its length.
     pub fn encode(&self, out: &mut Vec<u8>) {
-        framing::frame(self, out);
+        let Self { service, client } = *self;
+        let client = client.map(|client| protobuf::ClientAddresses {
+            source: bytes_of(client.source().ip()),
+            source_port: client.source().port().into(),
+            destination: bytes_of(client.destination().ip()),
+            destination_port: client.destination().port().into(),
+        });
+        framing::frame(&protobuf::StreamOpen { service, client }, out);
     }
+}
+
+fn bytes_of(ip: IpAddr) -> Vec<u8> {
+    match ip {
+        IpAddr::V4(ip) => ip.octets().to_vec(),
+        IpAddr::V6(ip) => ip.octets().to_vec(),
+    }
+}
+
+fn addresses_of(client: &protobuf::ClientAddresses) -> Result<ClientAddresses, MessageError> {
+    let address = |field, bytes: &[u8], port: u32| {
+        let length = MessageError::Length { field, bytes: bytes.len() };
+        let ip = match bytes.len() {
+            4 => <[u8; 4]>::try_from(bytes).map(IpAddr::from).map_err(|_| length)?,
+            16 => <[u8; 16]>::try_from(bytes).map(IpAddr::from).map_err(|_| length)?,
+            _ => return Err(length),
+        };
+        let port = u16::try_from(port).map_err(|_| MessageError::Range { field, value: port })?;
+        Ok(SocketAddr::new(ip, port))
+    };
+    let source = address("source", &client.source, client.source_port)?;
+    let destination = address("destination", &client.destination, client.destination_port)?;
+    let mixed = MessageError::Length { field: "destination", bytes: client.destination.len() };
+    ClientAddresses::new(source, destination).ok_or(mixed)
 }
 
 /// The answer to a [`StreamOpen`]; the upstream's bytes follow [`Ok`](Self::Ok), nothing follows the rest.

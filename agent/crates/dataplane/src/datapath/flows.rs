@@ -91,7 +91,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             state.relay.socket_error = Some(net::process::out_of_descriptors());
             return Err(Unopened::Refused(Refusal::Limit, DropReason::FlowLimit));
         }
-        let socket = self.factory.open_upstream(self.locals, peer, offered.upstream).map_err(|error| {
+        let socket = self.factory.open_upstream(self.locals, peer, &offered.upstream).map_err(|error| {
             state.relay.stats.sockets_refused += 1;
             state.relay.socket_error = Some(error);
             Unopened::Refused(Refusal::Upstream, DropReason::SocketOpen)

@@ -88,6 +88,7 @@ mod tests {
             idle,
             fragment: false,
             repair: None,
+            client: false,
         };
         let minute = Duration::from_secs(60);
         assert_eq!(RemoteService::of(&says(minute)).idle, minute);

@@ -40,6 +40,7 @@ use dataplane::{
     forward::learned::LearnedRoutes,
     hand_off::{HandOff, Kind},
     relay::{AgentTotals, FlowRegistry},
+    upstreams::Upstreams,
 };
 use net::{Ready, Token, ports::Ports};
 use rate::RateAccount;
@@ -67,6 +68,8 @@ pub struct Hub {
     pub(crate) streams: Arc<StreamMemory>,
     /// The `[[tcp]]` ports at which connections wait to be accepted.
     pub(crate) backlogs: Backlogs,
+    /// Where our services are.
+    pub upstreams: Arc<Upstreams>,
     next_session: AtomicU64,
     next_forward: AtomicU64,
     /// Number of workers that have shut down and send no more hand-off batches.
@@ -120,6 +123,7 @@ impl Hub {
             totals,
             streams: Arc::default(),
             backlogs: Backlogs::default(),
+            upstreams: Arc::default(),
             next_session: AtomicU64::new(1),
             next_forward: AtomicU64::new(1),
             stopped: AtomicU8::new(0),

@@ -5,7 +5,7 @@ use std::{fmt, net::Ipv6Addr, str::FromStr};
 use crate::identity::{PublicKey, PublicKeyError};
 
 /// A host and a port to dial; the host is a name or an address.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
     /// A DNS name, an IPv4 address, or an IPv6 address without brackets, with `%` and the interface where that matters.
     pub host: String,

@@ -21,6 +21,7 @@ mod memory;
 mod ports;
 mod tcp;
 mod udp;
+mod unix;
 
 const V4: IpAddr = IpAddr::V4(std::net::Ipv4Addr::LOCALHOST);
 const V6: IpAddr = IpAddr::V6(std::net::Ipv6Addr::LOCALHOST);

@@ -1,9 +1,16 @@
 //! What an operator is shown: what the workers published, and what they say when they are asked.
 
-use std::{collections::BTreeMap, net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    net::Ipv6Addr,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use base::ids::PeerId;
 use config::{Config, Tun};
+use dataplane::upstreams::TargetState;
 use engine::{
     brief::PeerBrief,
     health::NotReady,
@@ -23,7 +30,8 @@ use net::{
 use crate::{
     control_socket::status::{
         Drain, FlowStatus, ForwardStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope,
-        SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, Used, UserStatus, WebServerStatus,
+        ServiceStatus, SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, UpstreamStatus, Used,
+        UserStatus, WebServerStatus,
     },
     operator::Running,
     web::Figures,
@@ -90,6 +98,7 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         users: users(running, scope, unix_seconds),
         tun: config.tun.as_ref().map(|tun| tun_status(tun, &running.registry, &views)),
         routes: views.iter_mut().flat_map(|view| std::mem::take(&mut view.routes)).collect(),
+        services: services(running, &config, now),
         sockets: sockets(&views),
         limits,
         peers,
@@ -115,6 +124,27 @@ fn peer_file_problems(config: &Config) -> Vec<String> {
     const MOST: usize = 100;
     let problems = config.directory.rejected.iter().take(MOST);
     problems.map(|problem| format!("{}: {problem}", problem.place(Path::new("")))).collect()
+}
+
+/// Our services, with what the workers have found out about where they are.
+fn services(running: &Running, config: &Config, now: Instant) -> Vec<ServiceStatus> {
+    let upstreams = &running.hub.upstreams;
+    let served = config.services.iter().filter(|service| service.udp || service.tcp);
+    let service = |service: &config::Service| ServiceStatus {
+        name: service.name.to_string(),
+        upstream: upstreams
+            .states(&service.upstream)
+            .into_iter()
+            .map(|state| of_upstream(state, now))
+            .collect(),
+    };
+    served.map(service).collect()
+}
+
+fn of_upstream(TargetState { target, addresses, failure }: TargetState, now: Instant) -> UpstreamStatus {
+    let (failure, at) = failure.unzip();
+    let failed_seconds = at.flatten().map(|at| now.saturating_duration_since(at).as_secs_f64());
+    UpstreamStatus { target, addresses, failure, failed_seconds }
 }
 
 /// The link-local addresses by which the kernel's routes may name a peer.

@@ -3,7 +3,7 @@
 //! | which input | file |
 //! |---|---|
 //! | the configuration, the state file, reloads | `config/src/properties.rs`, `config/src/state_properties.rs`, `config/src/reload_rules.rs` |
-//! | control messages and payloads | `wire/src/properties.rs` |
+//! | control messages, payloads, PROXY headers | `wire/src/properties.rs` |
 //! | links, datagrams and Initials before the gate, what unauthenticated senders send, used knocks | `gate/src/properties.rs` |
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | what HTTP/3 clients send | `http/src/connection/properties.rs` |
@@ -29,7 +29,7 @@ pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_tunnel_cut, ip_tunne
 pub use lab::bench::bench_datagram;
 pub use repair::properties::{repair_path, repair_peer};
 pub use users::properties::user_request;
-pub use wire::properties::{control_messages, payload_context};
+pub use wire::properties::{control_messages, payload_context, proxy_header};
 
 #[cfg(test)]
 mod tests;

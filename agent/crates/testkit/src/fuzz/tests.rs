@@ -28,6 +28,11 @@ fn the_corpus_of_control_messages() {
 }
 
 #[test]
+fn the_corpus_of_proxy_headers() {
+    replay("proxy_header", 50, crate::fuzz::proxy_header);
+}
+
+#[test]
 fn the_corpus_of_payload_contexts() {
     replay("payload_context", 50, crate::fuzz::payload_context);
 }

@@ -33,7 +33,16 @@ const DATAGRAM_WITH_LENGTH: u8 = 0x31;
 
 fn service(name: &str) -> Service {
     let idle = Duration::from_secs(60);
-    Service { number: 0, name: name.to_owned(), udp: true, tcp: false, idle, fragment: false, repair: None }
+    Service {
+        number: 0,
+        name: name.to_owned(),
+        udp: true,
+        tcp: false,
+        idle,
+        fragment: false,
+        repair: None,
+        client: false,
+    }
 }
 
 impl GateFlood {
@@ -335,7 +344,7 @@ fn streams_beyond_a_turns_share_and_beyond_the_rate_wait_where_they_are() {
     let mut flood = GateFlood::with_lane(2_310, "[limits]\ntcp_streams_per_peer = 3000");
     let mut listener = flood.pair.services.tcp_listen(crate::UPSTREAM);
     let mut header = Vec::new();
-    StreamOpen { service: 0 }.encode(&mut header);
+    StreamOpen { service: 0, client: None }.encode(&mut header);
     flood.work();
     let (mut opened, mut reset) = (Vec::new(), 0);
     // As many as it may have at a time, each given up at once and followed by another.

@@ -60,6 +60,7 @@ mod overload;
 mod packing;
 mod paths;
 mod preshared;
+mod proxy;
 mod rate;
 mod registry;
 mod reload;
@@ -84,6 +85,7 @@ mod tun_lanes;
 mod tun_marks;
 mod tun_refused;
 mod tunnel;
+mod upstreams;
 
 const ENTRY: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1));
 const EXIT: IpAddr = IpAddr::V4(Ipv4Addr::new(198, 51, 100, 1));

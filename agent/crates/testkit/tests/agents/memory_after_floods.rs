@@ -158,7 +158,7 @@ fn windows_of_streams_to_a_service_that_never_reads() {
     let mut flood = Measured::new(GateFlood::with_lane(2_404, ""));
     let mut listener = flood.flood.pair.services.tcp_listen(UPSTREAM);
     let (mut header, mut accepted) = (Vec::new(), Vec::new());
-    StreamOpen { service: 0 }.encode(&mut header);
+    StreamOpen { service: 0, client: None }.encode(&mut header);
     header.resize(1_500, 7);
     for _ in 0..200 {
         if accepted.len() < 64 {

@@ -39,6 +39,7 @@ impl Scene {
             idle: wire::messages::DEFAULT_IDLE,
             fragment: false,
             repair: None,
+            client: false,
         };
         let features = Features::STREAM_ABORT.and(Features::STREAM_CREDIT);
         flood.malicious.say(&Message::Hello(Hello { features, services: vec![service], ..hello }));

@@ -6,6 +6,8 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"math"
+	"net/netip"
 	"unicode"
 
 	"culvert.example/culvert/internal/label"
@@ -229,7 +231,14 @@ type StreamCredit struct {
 }
 
 // StreamOpen starts a TCP forward.
-type StreamOpen struct{ Service uint32 }
+type StreamOpen struct {
+	Service uint32
+	// Client is who connected, if that is told.
+	Client ClientAddresses
+}
+
+// ClientAddresses are those of a client and of what it connected to, of one family; both are invalid if they are not told.
+type ClientAddresses struct{ Source, Destination netip.AddrPort }
 
 // StreamAnswer answers it; Status is a Status… constant, or one of a later version.
 type StreamAnswer struct{ Status uint32 }
@@ -386,12 +395,52 @@ func Cost(length int, message Message) float64 {
 func ParseStreamOpen(b []byte) (StreamOpen, error) {
 	var open StreamOpen
 	err := eachField(b, func(f field) error {
-		if f.number == 1 {
+		switch f.number {
+		case 1:
 			return integerInto(f, &open.Service)
+		case 2:
+			return clientInto(f, &open.Client)
 		}
 		return nil
 	})
 	return open, err
+}
+
+func clientInto(f field, into *ClientAddresses) error {
+	if f.kind != typeBytes {
+		return errProtobuf
+	}
+	var ips [2][]byte
+	var ports [2]uint32
+	err := eachField(f.bytes, func(f field) error {
+		switch f.number {
+		case 1:
+			return f.bytesInto(&ips[0])
+		case 2:
+			return integerInto(f, &ports[0])
+		case 3:
+			return f.bytesInto(&ips[1])
+		case 4:
+			return integerInto(f, &ports[1])
+		}
+		return nil
+	})
+	if err != nil {
+		return err
+	}
+	var both [2]netip.AddrPort
+	for i, bytes := range ips {
+		ip, ok := netip.AddrFromSlice(bytes)
+		if !ok || ports[i] > math.MaxUint16 {
+			return errors.New("no address of a client")
+		}
+		both[i] = netip.AddrPortFrom(ip.Unmap(), uint16(ports[i]))
+	}
+	if both[0].Addr().Is4() != both[1].Addr().Is4() {
+		return errors.New("a client's addresses are of two families")
+	}
+	*into = ClientAddresses{Source: both[0], Destination: both[1]}
+	return nil
 }
 
 // ParseStreamAnswer reads a StreamAnswer without its length.
@@ -408,7 +457,16 @@ func ParseStreamAnswer(b []byte) (StreamAnswer, error) {
 
 // AppendFramed appends the header with its length.
 func (s StreamOpen) AppendFramed(b []byte) []byte {
-	return appendMessageBody(b, appendInteger(nil, 1, uint64(s.Service)))
+	body := appendInteger(nil, 1, uint64(s.Service))
+	if s.Client.Source.IsValid() {
+		var inner []byte
+		for i, at := range []netip.AddrPort{s.Client.Source, s.Client.Destination} {
+			inner = appendBytes(inner, 2*i+1, at.Addr().AsSlice())
+			inner = appendInteger(inner, 2*i+2, uint64(at.Port()))
+		}
+		body = appendMessage(body, 2, inner)
+	}
+	return appendMessageBody(b, body)
 }
 
 // AppendFramed appends the header with its length.

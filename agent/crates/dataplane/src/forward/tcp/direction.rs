@@ -50,6 +50,22 @@ impl Direction {
         Self { framing: framing.len() as u32, piece: framing.into(), ..Self::default() }
     }
 
+    /// The same, before `bytes` that were read from TCP already.
+    pub(super) fn beginning_with_both(mut framing: Vec<u8>, bytes: &[u8]) -> Self {
+        let own = framing.len() as u32;
+        framing.extend_from_slice(bytes);
+        Self { framing: own, piece: framing.into(), ..Self::default() }
+    }
+
+    /// Puts bytes of our own, which are few, before what it holds.
+    pub(super) fn put_first(&mut self, framing: Vec<u8>) {
+        *self = Self {
+            offset: self.offset,
+            ended: self.ended,
+            ..Self::beginning_with_both(framing, &self.piece)
+        };
+    }
+
     /// The number of bytes of the TCP connection that have passed.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes

@@ -26,6 +26,7 @@
 //! |---|---|
 //! | what a forward consists of, and what is done each time it is served | this one |
 //! | how it is opened, or refused | `opening.rs` |
+//! | where a service is tried, and for how long | `places.rs` |
 //! | what moves in each direction | `direction.rs` |
 //! | what is read from a stream, and how it gets to TCP in one call | `stream.rs` |
 //! | which stream of a connection sends first | `order.rs` |
@@ -47,6 +48,7 @@ pub use ending::LAST_BYTES_TIMEOUT;
 use opening::Stage;
 pub use opening::{ANSWER_TIMEOUT, CONNECT_TIMEOUT, HEADER_TIMEOUT, answer_for};
 pub use order::Order;
+pub use places::Places;
 pub use reader::LEAST_CREDIT;
 use reader::Reader;
 use stream::{Broken, was_reset};
@@ -56,6 +58,7 @@ mod direction;
 mod ending;
 mod opening;
 mod order;
+mod places;
 mod reader;
 mod stream;
 
@@ -83,6 +86,8 @@ pub enum Pumped {
     Wants(StreamOpen),
     /// The service's connection attempt ended; the answer was sent.
     Answered(StreamAnswer),
+    /// The service was not reached at one place, and there is another: [`TcpForward::take_places`] is to follow.
+    Unreached,
     /// The peer did not open the forward.
     Refused(StreamAnswer),
     /// Its TCP connection was reset after this many bytes of the stream, its end included: the peer is to be told.
@@ -129,21 +134,21 @@ pub struct Knows {
 }
 
 impl TcpForward {
-    /// A client's connection, for which `stream` was opened.
+    /// A client's connection, for which `stream` was opened; `read` was read from it already.
     #[must_use]
     pub fn opened(
         stream: StreamId,
-        tcp: Box<dyn TcpStream>,
-        token: Token,
-        service: u32,
+        (tcp, token): (Box<dyn TcpStream>, Token),
+        open: StreamOpen,
+        read: &[u8],
         knows: Knows,
         now: Instant,
     ) -> Self {
         let mut header = Vec::new();
-        StreamOpen { service }.encode(&mut header);
+        open.encode(&mut header);
         let framer = Box::new(Framer::new(MAX_STREAM_HEADER_BYTES));
         let stage = Stage::AwaitingAnswer { framer, until: now + ANSWER_TIMEOUT };
-        let outward = Direction::beginning_with(header);
+        let outward = Direction::beginning_with_both(header, read);
         Self { tcp: Some((tcp, token)), outward, ..Self::new(stream, stage, knows) }
     }
 

@@ -12,7 +12,10 @@ use net::{
 use quinn_proto::Connection;
 use wire::messages::{Framer, StreamAnswer, StreamOpen};
 
-use crate::forward::tcp::{Pumped, RESET, TcpForward, direction::Direction};
+use crate::{
+    forward::tcp::{Places, Pumped, RESET, TcpForward, direction::Direction},
+    upstreams::Place,
+};
 
 /// How long the end that opened a stream may take to send its header, which is in the first packet of the stream.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
@@ -31,8 +34,8 @@ pub(super) enum Stage {
     AwaitingAnswer { framer: Box<Framer>, until: Instant },
     /// Opened by the peer: the header has not come.
     AwaitingHeader { framer: Box<Framer>, until: Instant },
-    /// Opened by the peer: the service is being connected.
-    Connecting { until: Instant },
+    /// Opened by the peer: the service is being connected, at the current one of the places.
+    Connecting { places: Box<Places>, until: Instant },
     /// The forward is open, and bytes flow.
     Open,
 }
@@ -47,11 +50,15 @@ impl TcpForward {
     #[must_use]
     pub fn open_by(&self) -> Option<Instant> {
         match self.stage {
-            Stage::Connecting { until }
+            Stage::Connecting { until, .. }
             | Stage::AwaitingAnswer { until, .. }
             | Stage::AwaitingHeader { until, .. } => Some(until),
             Stage::Open => None,
         }
+    }
+
+    fn has_other_place(&self) -> bool {
+        matches!(&self.stage, Stage::Connecting { places, .. } if places.has_more())
     }
 
     /// The kernel's error of the attempt to connect to the service, once after it has failed.
@@ -68,11 +75,43 @@ impl TcpForward {
         }
     }
 
-    /// Notes that `service` is being connected, for [`CONNECT_TIMEOUT`] at most.
-    pub fn connect(&mut self, service: u32, tcp: Box<dyn TcpStream>, token: Token, now: Instant) {
+    /// Notes that `service` is being connected at the current one of `places`.
+    pub fn connect(
+        &mut self,
+        service: u32,
+        tcp: Box<dyn TcpStream>,
+        token: Token,
+        places: Box<Places>,
+        now: Instant,
+    ) {
         self.service = Some(service);
         self.tcp = Some((tcp, token));
-        self.stage = Stage::Connecting { until: now + CONNECT_TIMEOUT };
+        self.stage = Stage::Connecting { until: places.attempt_until(now), places };
+    }
+
+    /// Has the service get this header before what the peer sends.
+    pub fn announce(&mut self, header: Vec<u8>) {
+        self.inward.put_first(header);
+    }
+
+    /// The place at which the service is being connected.
+    #[must_use]
+    pub fn place(&self) -> Option<&Place> {
+        match &self.stage {
+            Stage::Connecting { places, .. } => places.current(),
+            Stage::AwaitingAnswer { .. } | Stage::AwaitingHeader { .. } | Stage::Open => None,
+        }
+    }
+
+    /// Ends the attempt to connect to the service, if there is another place for it: the places, and the token of the connection that
+    /// is given up.
+    pub fn take_places(&mut self) -> Option<(Box<Places>, Option<Token>)> {
+        let Stage::Connecting { places, until } = &mut self.stage else { return None };
+        if !places.has_more() {
+            return None;
+        }
+        let places = std::mem::replace(places, Box::new(Places::new(Vec::new(), *until)));
+        Some((places, self.tcp.take().map(|(_, token)| token)))
     }
 
     /// Refuses the forward and tells the peer why.
@@ -122,6 +161,10 @@ impl TcpForward {
                 Some(Pumped::Answered(StreamAnswer::Ok))
             }
             Err(error) if error.kind() == ErrorKind::WouldBlock => None,
+            Err(error) if self.has_other_place() => {
+                self.failure = Some(error);
+                Some(Pumped::Unreached)
+            }
             Err(error) => {
                 let answer = answer_for(&error);
                 self.failure = Some(error);

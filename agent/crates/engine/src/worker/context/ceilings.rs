@@ -169,7 +169,7 @@ pub(crate) fn socket_remedy(error: &io::Error) -> &'static str {
     } else if ports.contains(&error.kind()) {
         "one source address has 28,232 ports: a shorter service.idle, or a wider net.ipv4.ip_local_port_range"
     } else if routes.contains(&error.kind()) {
-        "a route to the service's upstream"
+        "a route to the service's upstream, and an address if that is a name"
     } else {
         "see the error; ENOBUFS and ENOMEM: more memory"
     }

@@ -9,6 +9,7 @@
 //! | the peers of a worker: added, known, suspect | `peers.rs`; the start of one: `peer_maker.rs` |
 //! | when a peer is dialled | `dialling.rs` |
 //! | why a peer is not reached, in words | `causes.rs` |
+//! | the names of services | `names.rs` |
 //! | limits that are reached | `ceilings.rs` |
 //! | how large packets to a peer may be at most | `packet_sizes.rs` |
 
@@ -35,7 +36,7 @@ use crate::{
     peer::Peers,
     registry::PeerRegistry,
     worker::{
-        context::{ceilings::Ceilings, sources::Sources, timer::Timer, work::TurnWork},
+        context::{ceilings::Ceilings, names::Names, sources::Sources, timer::Timer, work::TurnWork},
         report::stats::{RetiredLanes, Totals},
     },
 };
@@ -43,6 +44,7 @@ use crate::{
 pub(crate) mod causes;
 pub(crate) mod ceilings;
 pub(crate) mod dialling;
+pub(crate) mod names;
 pub(crate) mod packet_sizes;
 pub(crate) mod peer_maker;
 pub(crate) mod peers;
@@ -64,6 +66,8 @@ pub(crate) struct Context {
     pub(crate) timers: Timers<Timer>,
     /// Sources that have, or may have, something to read.
     pub(crate) sources: Sources,
+    /// The names of services.
+    pub(crate) names: Names,
     pub(crate) logs: Logs,
     /// Limit on debug lines about single events.
     pub(crate) debug_lines: Lines,
@@ -202,6 +206,10 @@ throttles! {
         pub(crate) drops,
         pub(crate) resolve,
         pub(crate) service,
+        pub(crate) unreached,
+        pub(crate) proxied,
+        pub(crate) name_failed,
+        pub(crate) name_refused,
         pub(crate) stalled,
         pub(crate) replay_log,
         pub(crate) tun,

@@ -25,6 +25,8 @@ pub(crate) enum Timer {
     Join(ConnectionHandle),
     Left(ConnectionHandle),
     Tcp(TcpId),
+    /// A PROXY header has not come in time.
+    Proxied(u32),
     Keepalive,
     /// What was asked about interfaces is known.
     Interfaces,

@@ -349,7 +349,8 @@ impl Tunnel {
             .and(Features::PRESHARED_KEYS)
             .and(Features::LEAVE)
             .and(Features::STREAM_ABORT)
-            .and(Features::STREAM_CREDIT);
+            .and(Features::STREAM_CREDIT)
+            .and(Features::STREAM_CLIENT);
         let Some(device) = &self.device else { return always };
         // We complete checksums that the device does not complete.
         let packets = always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM);

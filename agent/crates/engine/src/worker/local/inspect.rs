@@ -47,7 +47,8 @@ impl Context {
             }
             Origin::Upstream { service, .. } => {
                 let service = self.config.services.get(service);
-                let upstream = service.map(|service| service.upstream);
+                let upstream =
+                    service.and_then(|service| self.sockets.factory.upstreams.udp(&service.upstream));
                 ("peer", upstream, service.map(|service| &service.name))
             }
         };

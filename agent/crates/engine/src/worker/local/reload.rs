@@ -75,6 +75,22 @@ impl DataPlane {
         cx.point_ingresses();
     }
 
+    /// Ends flows to addresses that their services have no longer: their next datagram opens one to the new address.
+    pub(crate) fn follow_names(&mut self, cx: &mut Context, now: Instant) {
+        let moved = cx.moved_services();
+        if moved.is_empty() {
+            return;
+        }
+        for id in cx.peers.ids() {
+            self.end_flows_where(
+                cx,
+                id,
+                now,
+                |origin| matches!(origin, Origin::Upstream { service, .. } if moved.contains(service)),
+            );
+        }
+    }
+
     /// Ends the flows of a peer for whose local side `ends` is true, and tells the far end.
     pub(crate) fn end_flows_where(
         &mut self,

@@ -286,10 +286,11 @@ static FAMILIES: &[Family] = &[
     counter("culvert_tcp_bytes_total", &["direction"], "Bytes of TCP payload forwarded.", |it, out| out.each([(UP, it.totals.tcp.bytes_outward), (DOWN, it.totals.tcp.bytes_inward)])),
     gauge("culvert_tcp_streams", &[], "TCP forwards now open.", |it, out| out.add(&[], it.tcp_streams as u64)),
     counter("culvert_tcp_streams_opened_total", &[], "TCP forwards started by either end, including those that were then refused.", |it, out| out.add(&[], it.totals.tcp.opened)),
-    counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| {
-        out.each(it.totals.tcp.refused.by_label());
-    }),
+    counter("culvert_tcp_refused_total", &["reason"], "TCP forwards refused, by reason.", |it, out| out.each(it.totals.tcp.refused.by_label())),
     counter("culvert_tcp_ended_total", &["reason"], "TCP forwards that were open and have ended, by reason.", |it, out| out.each(it.totals.tcp.ended.by_label())),
+    counter("culvert_upstream_unreached_total", &["reason"], "Attempts to connect to a place of a service that failed, whether another place was tried after them or not.", |it, out| out.each(it.totals.tcp.unreached.by_label())),
+    counter("culvert_upstream_lookups_total", &["result"], "Look-ups of names in service.upstream.", |it, out| out.each(it.totals.lookups.by_label())),
+    gauge("culvert_upstream_info", &["service", "upstream", "address"], "1 for each name in service.upstream: the address that is used first, empty while none is known.", |it, out| out.ones(&it.upstreams)),
     counter("culvert_tcp_accept_pauses_total", &[], "Times that connections were left in the listen backlog because there was no room for another TCP forward, or the session with the peer was suspected to be dead.", |it, out| out.add(&[], it.totals.tcp.accept_pauses)),
     gauge("culvert_stream_bytes", &[], "Bytes that TCP forwards of all peers may hold unread or unacknowledged: their windows.", |it, out| out.add(&[], it.in_use.stream_bytes)),
     gauge("culvert_stream_connections", &[], "Connections that carry TCP forwards beside the control connections.", |it, out| out.add(&[], it.stream_connections as u64)),

@@ -52,6 +52,8 @@ pub(crate) struct Handshakes {
 pub(crate) struct TcpTotals {
     pub(crate) opened: u64,
     pub(crate) refused: Counts<TcpRefusal>,
+    /// Attempts to reach a service that failed, whether another place was tried after them or not.
+    pub(crate) unreached: Counts<TcpRefusal>,
     /// Forwards that were open and have ended.
     pub(crate) ended: Counts<TcpEnd>,
     /// Bytes carried from TCP connections to streams.
@@ -197,6 +199,8 @@ pub(crate) struct Totals {
     /// Address changes that sessions survived.
     pub(crate) path_moves: Counts<PathMove>,
     pub(crate) sessions_suspected: Counts<Suspicion>,
+    /// Look-ups of the names of services.
+    pub(crate) lookups: Counts<NameLookup>,
     /// Replacements of sessions that show two agents with one key.
     pub(crate) sessions_contested: u64,
     /// Sessions that a draining worker had to close.
@@ -318,6 +322,8 @@ pub(crate) struct WorkerSnapshot {
     pub(crate) drained: Drained,
     pub(crate) connections: usize,
     pub(crate) tcp_streams: usize,
+    /// The names of services: the service, the name, the address that is used first. Of worker 0 alone.
+    pub(crate) upstreams: Vec<[Arc<str>; 3]>,
     pub(crate) stream_connections: usize,
     /// Packets of lanes that were dropped before authentication.
     pub(crate) unopened: u64,
@@ -557,6 +563,12 @@ base::labelled! {
         Accept => "accept",
         /// The peer opened a stream and did not name the service.
         NoHeader => "no_header",
+        /// The port takes connections of balancers only, and the client is not among them.
+        ProxySource => "proxy_source",
+        /// A balancer's connection did not begin with a PROXY header, or with a bad one.
+        ProxyHeader => "proxy_header",
+        /// Its header did not come in time, or too many were awaited.
+        ProxyTimeout => "proxy_timeout",
         /// A reason that this version does not know.
         Other => "other",
     }
@@ -575,6 +587,19 @@ impl From<StreamAnswer> for TcpRefusal {
             StreamAnswer::NoResources => Self::NoResources,
             StreamAnswer::Unspecified | StreamAnswer::Ok => Self::Other,
         }
+    }
+}
+
+base::labelled! {
+    /// How a look-up of a service's name ended.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub enum NameLookup {
+        /// It has addresses, and all can be used.
+        Found => "found",
+        /// Addresses were refused: they lead back to this host, or cannot be sent to.
+        Refused => "refused",
+        /// No answer, or none with an address.
+        Failed => "failed",
     }
 }
 

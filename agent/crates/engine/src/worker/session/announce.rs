@@ -101,6 +101,20 @@ impl Conn<'_> {
         }
     }
 
+    /// Warns that the peer does not tell who its clients are, where a service is to be told.
+    pub(crate) fn warn_of_missing_clients(&mut self, now: Instant) {
+        let services = services_for(self.cx.config, &self.data.config);
+        let services = services.iter().filter(|service| service.client).count();
+        if !self.knows(Features::STREAM_CLIENT) && services > 0 {
+            throttled!(
+                warn, self.throttles.no_clients.allow(now),
+                { peer = self.name(), software = &*self.session.agreed.software, services },
+                "the peer does not tell its clients' addresses: services with a proxy_protocol get LOCAL headers (remedy: a newer version \
+                 there)"
+            );
+        }
+    }
+
     /// Whether the peer's hello offers a feature.
     fn knows(&self, feature: Features) -> bool {
         self.session.agreed.hello.features.contains(feature)
@@ -115,7 +129,8 @@ pub(super) fn services_for(config: &Config, peer: &config::Peer) -> Vec<messages
         let name = service.name.to_string();
         let fragment = service.oversize == config::Oversize::Fragment;
         let (number, repair) = (index_u32(*index), service.repair.in_use().filter(|_| udp));
-        (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair })
+        let client = tcp && service.proxy_protocol != config::ProxyProtocol::Off;
+        (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair, client })
     });
     services.collect()
 }

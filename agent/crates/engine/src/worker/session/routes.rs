@@ -138,14 +138,12 @@ impl Context {
             };
             let flow = self.peers.get(peer).and_then(|peer| peer.data.relay.flows.get(flow));
             let Some(Origin::Upstream { service, .. }) = flow.map(|flow| flow.origin) else { continue };
-            let Some(upstream) = self.config.services.get(service).map(|service| service.upstream) else {
-                continue;
-            };
+            let Some(service) = self.config.services.get(service) else { continue };
             // Replacing the other sockets would most likely not help either.
             if !self
                 .sockets
                 .factory
-                .renew_upstream(&mut self.sockets.locals, socket, upstream)
+                .renew_upstream(&mut self.sockets.locals, socket, &service.upstream)
                 .unwrap_or(false)
             {
                 self.sockets.locals.renewed = Some(now);

@@ -3,6 +3,8 @@
 //! | question | file |
 //! |---|---|
 //! | forwards are accepted, opened, served, removed | `serve.rs` |
+//! | how a service is reached | `connect.rs` |
+//! | connections whose PROXY header is awaited | `proxied.rs` |
 //! | what the peer says of streams beside them, readers that have stopped | `ends.rs` |
 //! | connections in the listen backlog | `backlog.rs` |
 //! | ends that vanish | `keepalive.rs` |
@@ -17,12 +19,14 @@ use net::{Ready, TcpListener, Token};
 
 use crate::{
     control::StreamKey,
-    worker::streams::{keepalive::Keepalives, sight::Sight},
+    worker::streams::{keepalive::Keepalives, proxied::Proxied, sight::Sight},
 };
 
 mod backlog;
+mod connect;
 mod ends;
 mod keepalive;
+mod proxied;
 mod reload;
 mod rows;
 mod serve;
@@ -47,6 +51,8 @@ pub(crate) struct TcpForwards {
     /// Indexed as [`config::Config::tcp`]; `None` where the port is closed.
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     open: Pages<OpenForward>,
+    /// Connections whose PROXY header has not come.
+    proxied: Pages<Proxied>,
     /// Keyed by stream numbers, which a peer chooses: the map has a keyed hasher.
     by_stream: PeerMap<StreamKey, TcpId>,
     /// Forwards whose streams have events, each once.
@@ -88,6 +94,7 @@ impl TcpForwards {
     pub(crate) fn give_back(&mut self) {
         self.scratch.blocks.release();
         self.open.shrink();
+        self.proxied.shrink();
         if self.by_stream.capacity() > 8 * self.open.len().max(16) {
             self.by_stream.shrink_to(2 * self.open.len());
         }

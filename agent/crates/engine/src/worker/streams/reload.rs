@@ -23,7 +23,7 @@ impl TcpForwards {
             let Forward {
                 listen, open,
                 // Read when a connection comes.
-                peer: _, service: _, tcp: TcpKeys { keepalive: _ },
+                peer: _, service: _, tcp: TcpKeys { keepalive: _, accept_proxy: _ },
             } = forward;
             let was_open = old.tcp.get(port).is_some_and(|before| before.open);
             match (was_open, *open) {

@@ -108,7 +108,10 @@ impl Context {
         let Sight { number, client, since, service, .. } = *sight;
         let counts =
             self.peers.get(*peer).zip(service).and_then(|(peer, place)| peer.forwards.carried.at(place));
-        let upstream = || Some(self.config.services.get(forward.service()? as usize)?.upstream);
+        let upstream = || {
+            let literal = || self.config.services.get(forward.service()? as usize)?.upstream.address();
+            forward.tcp().and_then(|tcp| tcp.far_end()).or_else(literal)
+        };
         let (uplink_bytes, downlink_bytes) = forward.bytes();
         let seconds = |since: Instant| now.saturating_duration_since(since).as_secs_f64();
         let stalled = sight.stalled(now);

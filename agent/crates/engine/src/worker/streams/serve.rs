@@ -2,17 +2,22 @@
 
 use std::{
     io::ErrorKind,
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use base::ids::PeerId;
 use dataplane::{
-    forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId, answer_for},
+    forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId},
     sockets::Source,
 };
+use net::{TcpStream, Token};
 use quinn_proto::{ConnectionHandle, StreamId};
-use wire::messages::{Features, StreamAnswer, StreamOpen};
+use wire::{
+    messages::{self, Features, StreamAnswer, StreamOpen},
+    proxy::ClientAddresses,
+};
 
 use crate::{
     control::StreamKey,
@@ -43,6 +48,20 @@ struct OpenedStream {
     key: StreamKey,
     /// The number of the service at the peer.
     service: u32,
+    /// Whether the service is to be told who connected.
+    tells_client: bool,
+}
+
+/// A client's connection, not forwarded yet.
+pub(super) struct Accepted {
+    pub(super) stream: Box<dyn TcpStream>,
+    pub(super) token: Token,
+    /// The address that an operator is shown.
+    pub(super) client: SocketAddr,
+    /// Who connected, if a PROXY header has said so.
+    pub(super) told: Option<ClientAddresses>,
+    /// What was read behind the header.
+    pub(super) read: Vec<u8>,
 }
 
 impl TcpForwards {
@@ -64,44 +83,26 @@ impl TcpForwards {
                 Some(_) => {}
                 None => cx.hub.backlogs.end(port),
             }
-            let id = TcpId(index_u32(self.open.next_place()));
-            let token = cx.sockets.factory.token(Source::Tcp(id));
+            let proxied = cx.config.tcp.get(port).is_some_and(|forward| !forward.tcp.accept_proxy.is_empty());
+            let source = if proxied {
+                Source::Proxied(index_u32(self.proxied.next_place()))
+            } else {
+                Source::Tcp(TcpId(index_u32(self.open.next_place())))
+            };
+            let token = cx.sockets.factory.token(source);
             let Some(Some((listener, _))) = self.listeners.get_mut(port) else {
                 cx.sockets.factory.release(token);
                 return false;
             };
             match listener.accept(token) {
-                Ok((mut stream, client)) => match self.open_stream(cx, sessions, port) {
-                    Ok(opened) => {
-                        let OpenedStream { peer, key, service } = opened;
-                        let mut sight = Sight::new(cx, Some(client), now);
-                        if let Some(name) = cx.config.tcp.get(port).map(|port| Arc::clone(&port.service)) {
-                            cx.forward_serves(peer, &mut sight, &name);
-                        }
-                        tracing::debug!(%client, service, "TCP forward");
-                        let after = cx.config.tcp.get(port).and_then(|forward| forward.tcp.keepalive);
-                        self.keepalives.begin(id, &*stream, after);
-                        let knows = cx.known_by(peer);
-                        let forward = TcpForward::opened(key.stream, stream, token, service, knows, now);
-                        self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
-                        cx.want_stream_connections(peer, now);
+                Ok((stream, client)) => {
+                    let accepted = Accepted { stream, token, client, told: None, read: Vec::new() };
+                    if proxied {
+                        self.await_proxy(cx, sessions, port, accepted, now);
+                    } else {
+                        self.forward(cx, sessions, port, accepted, now);
                     }
-                    Err(reason) => {
-                        if reason == TcpRefusal::NotConnected {
-                            self.await_peer(cx, port, now);
-                        }
-                        // A reset: the client must not take an orderly end for an empty answer.
-                        stream.abort();
-                        cx.sockets.factory.release(token);
-                        cx.stats.totals.tcp.refused[reason] += 1;
-                        if reason == TcpRefusal::Limit
-                            && let Some(peer) = self.port_peer(cx, port)
-                        {
-                            cx.tcp_ceiling_reached(peer, now);
-                        }
-                        tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
-                    }
-                },
+                }
                 Err(error) => {
                     cx.sockets.factory.release(token);
                     if error.kind() == ErrorKind::WouldBlock {
@@ -123,6 +124,55 @@ impl TcpForwards {
         true
     }
 
+    /// Forwards a connection of a `[[tcp]]` port, or resets it.
+    pub(super) fn forward(
+        &mut self,
+        cx: &mut Context,
+        sessions: &mut Sessions,
+        port: usize,
+        accepted: Accepted,
+        now: Instant,
+    ) {
+        let Accepted { mut stream, token, client, told, read } = accepted;
+        match self.open_stream(cx, sessions, port) {
+            Ok(opened) => {
+                let OpenedStream { peer, key, service, tells_client } = opened;
+                let mut sight = Sight::new(cx, Some(client), now);
+                if let Some(name) = cx.config.tcp.get(port).map(|port| Arc::clone(&port.service)) {
+                    cx.forward_serves(peer, &mut sight, &name);
+                }
+                tracing::debug!(%client, service, "TCP forward");
+                let after = cx.config.tcp.get(port).and_then(|forward| forward.tcp.keepalive);
+                let id = TcpId(index_u32(self.open.next_place()));
+                self.keepalives.begin(id, &*stream, after);
+                let direct = || {
+                    let listen = || cx.config.tcp.get(port).map(|forward| forward.listen);
+                    ClientAddresses::new(client, stream.near_end().or_else(listen)?)
+                };
+                let open = StreamOpen { service, client: told.or_else(direct).filter(|_| tells_client) };
+                let knows = cx.known_by(peer);
+                let forward = TcpForward::opened(key.stream, (stream, token), open, &read, knows, now);
+                self.insert_tcp(cx, sessions, OpenForward { key, peer, forward, sight }, now);
+                cx.want_stream_connections(peer, now);
+            }
+            Err(reason) => {
+                if reason == TcpRefusal::NotConnected {
+                    self.await_peer(cx, port, now);
+                }
+                // A reset: the client must not take an orderly end for an empty answer.
+                stream.abort();
+                cx.sockets.factory.release(token);
+                cx.stats.totals.tcp.refused[reason] += 1;
+                if reason == TcpRefusal::Limit
+                    && let Some(peer) = self.port_peer(cx, port)
+                {
+                    cx.tcp_ceiling_reached(peer, now);
+                }
+                tracing::debug!(%client, reason = reason.label(), "TCP forward refused");
+            }
+        }
+    }
+
     /// Opens a stream for the service of a `[[tcp]]` port.
     fn open_stream(
         &self,
@@ -135,7 +185,8 @@ impl TcpForwards {
         let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
         peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let service = peer.data.relay.services.of_tcp(&forward.service);
-        let service = service.ok_or(TcpRefusal::UnknownService)?.number;
+        let messages::Service { number: service, client: tells_client, .. } =
+            *service.ok_or(TcpRefusal::UnknownService)?;
         let forwards = Arc::clone(&peer.forwards.of_all);
         let handle = sessions.carrier(cx, id).ok_or(TcpRefusal::NotConnected)?;
         if cx.is_full() || !forwards.open(cx.id.index, cx.config.limits.tcp_streams_per_peer) {
@@ -145,7 +196,7 @@ impl TcpForwards {
             forwards.close(cx.id.index);
             TcpRefusal::Limit
         })?;
-        Ok(OpenedStream { peer: id, key: StreamKey { connection: handle.0, stream }, service })
+        Ok(OpenedStream { peer: id, key: StreamKey { connection: handle.0, stream }, service, tells_client })
     }
 
     /// Accepts streams that the peer opened, as many as the turn and the peer's allowance permit; the others wait.
@@ -254,6 +305,7 @@ impl TcpForwards {
         self.passes += 1;
         let (before, held) = (forward.bytes(), forward.held());
         self.scratch.piece = cx.hub.streams.piece();
+        let tried = forward.place().cloned();
         let pumped = forward.pump(quinn, order, &mut self.scratch, cause, now);
         let rtt = quinn.rtt();
         let (token, after) = (forward.token(), forward.bytes());
@@ -286,9 +338,21 @@ impl TcpForwards {
                 }
             }
             Pumped::Wants(open) => self.connect_service(cx, sessions, id, &open, now),
-            Pumped::Answered(StreamAnswer::Ok) => self.pump(cx, sessions, id, Cause::Tcp, now),
+            Pumped::Unreached => {
+                let error = forward.take_failure();
+                self.try_next(cx, sessions, id, error, now);
+            }
+            Pumped::Answered(StreamAnswer::Ok) => {
+                if let Some(place) = tried {
+                    cx.sockets.factory.upstreams.reach(&place);
+                }
+                self.pump(cx, sessions, id, Cause::Tcp, now);
+            }
             Pumped::Answered(answer) => {
                 let (service, error) = (forward.service().unwrap_or(0), forward.take_failure());
+                if let Some((place, error)) = forward.place().zip(error.as_ref()) {
+                    cx.note_unreached(place, error, now);
+                }
                 cx.report_service(peer, service, answer, error.as_ref(), now);
                 cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
                 self.remove_tcp(cx, sessions, id);
@@ -319,51 +383,8 @@ impl TcpForwards {
         }
     }
 
-    /// Connects a stream to the service that the peer has named.
-    fn connect_service(
-        &mut self,
-        cx: &mut Context,
-        sessions: &mut Sessions,
-        id: TcpId,
-        open: &StreamOpen,
-        now: Instant,
-    ) {
-        let Some(peer) = self.open.get(id.0 as usize).map(|opened| opened.peer) else { return };
-        let index = open.service as usize;
-        let service = cx.config.services.get(index).filter(|service| service.tcp);
-        let allowed = cx.peers.get(peer).is_some_and(|state| state.data.config.services.contains(&index));
-        let result = match service {
-            None => Err((StreamAnswer::UnknownService, None)),
-            Some(_) if !allowed => Err((StreamAnswer::NotAllowed, None)),
-            Some(service) => {
-                let connected = cx.sockets.factory.tcp_connect(service.upstream, id);
-                connected.map_err(|error| (answer_for(&error), Some(error)))
-            }
-        };
-        let Some(OpenForward { key, forward, sight, .. }) = self.open.get_mut(id.0 as usize) else { return };
-        match result {
-            Ok((stream, token)) => {
-                self.keepalives.begin(id, &*stream, service.and_then(|service| service.keepalive));
-                forward.connect(open.service, stream, token, now);
-                if let Some(name) = cx.config.services.get(index).map(|service| Arc::clone(&service.name)) {
-                    cx.forward_serves(peer, sight, &name);
-                }
-                self.watch_opening(cx, id);
-                self.pump(cx, sessions, id, Cause::Tcp, now);
-            }
-            Err((answer, error)) => {
-                if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
-                    forward.refuse(quinn, answer);
-                }
-                cx.report_service(peer, open.service, answer, error.as_ref(), now);
-                cx.stats.totals.tcp.refused[TcpRefusal::from(answer)] += 1;
-                self.remove_tcp(cx, sessions, id);
-            }
-        }
-    }
-
     /// Arms the timer that removes a forward that is not open in time.
-    fn watch_opening(&self, cx: &mut Context, id: TcpId) {
+    pub(super) fn watch_opening(&self, cx: &mut Context, id: TcpId) {
         if let Some(until) = self.open.get(id.0 as usize).and_then(|open| open.forward.open_by()) {
             cx.timers.arm(Timer::Tcp(id), until);
         }
@@ -373,17 +394,33 @@ impl TcpForwards {
     /// answer has not come.
     pub(crate) fn tcp_timeout(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
         self.pump(cx, sessions, id, Cause::Other, now);
-        let Some(OpenForward { key, peer, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
+        let Some(OpenForward { forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         let Some(until) = forward.open_by() else { return };
         if until > now {
             // The timer was set for an earlier stage, or for an earlier forward with this id.
             self.watch_opening(cx, id);
             return;
         }
+        if forward.place().is_some() {
+            let error = ErrorKind::TimedOut.into();
+            if !self.try_next(cx, sessions, id, Some(error), now) {
+                self.give_up(cx, sessions, id, now);
+            }
+            return;
+        }
+        self.give_up(cx, sessions, id, now);
+    }
+
+    /// Ends a forward that is not open in time.
+    fn give_up(&mut self, cx: &mut Context, sessions: &mut Sessions, id: TcpId, now: Instant) {
+        let Some(OpenForward { key, peer, forward, .. }) = self.open.get_mut(id.0 as usize) else { return };
         if let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection)) {
             forward.give_up(quinn);
         }
         let (named, peer) = (forward.token().is_some(), *peer);
+        if let Some(place) = forward.place() {
+            cx.note_unreached(place, &ErrorKind::TimedOut.into(), now);
+        }
         if let Some(service) = forward.service() {
             cx.report_service(peer, service, StreamAnswer::UpstreamTimeout, None, now);
         }

@@ -130,7 +130,7 @@ impl Context {
             warn, self.logs.service.allow(now),
             {
                 peer = &**state.name(), service = known.map(|known| &*known.name), number = service,
-                upstream = known.map(|known| tracing::field::display(known.upstream)),
+                upstream = known.map(|known| tracing::field::display(&known.upstream)),
                 reason = TcpRefusal::from(answer).label(), error = error.map(tracing::field::display)
             },
             "a TCP forward of the peer was refused (remedy: {})", remedy(answer)
@@ -203,7 +203,9 @@ fn remedy(answer: StreamAnswer) -> &'static str {
         StreamAnswer::TooManyFiles => {
             "a higher `ulimit -n`, LimitNOFILE= in the unit, or a lower limits.tcp_streams; the service is not asked"
         }
-        StreamAnswer::NoRoute => "a route from this host to the upstream, and a firewall that permits it",
+        StreamAnswer::NoRoute => {
+            "a route from this host to the upstream, a firewall that permits it, and a name that has an address"
+        }
         StreamAnswer::NoResources => {
             "a wider net.ipv4.ip_local_port_range, 28,232 ports by default towards one upstream; ENOBUFS and ENOMEM: more memory"
         }

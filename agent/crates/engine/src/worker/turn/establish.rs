@@ -34,6 +34,7 @@ impl Worker {
             conn.offer_services();
             conn.tell_packet_repair(false);
             conn.warn_of_missing_repair(now);
+            conn.warn_of_missing_clients(now);
         }
         cx.warn_of_missing_services(id, now);
         tunnel.warn_of_missing_tunnel(cx, id, now);

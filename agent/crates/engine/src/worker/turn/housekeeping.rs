@@ -46,6 +46,8 @@ impl Worker {
         self.host.follow_interfaces(&mut self.cx, now);
         self.settle_effects(now);
         self.settle_effects(now);
+        self.cx.look_up_names(now);
+        self.data.follow_names(&mut self.cx, now);
         self.tcp.count_stalled(&mut self.cx, now);
         self.tunnel.sample_rates(&mut self.cx, now);
         self.sessions.control.look_at_windows();

@@ -241,6 +241,7 @@ impl Worker {
             Timer::SendBuffer(id) => data.send_buffer_timeout(cx, &mut sessions.control, id, now),
             Timer::Dial(peer) => sessions.dial(cx, peer, now),
             Timer::Tcp(id) => tcp.tcp_timeout(cx, sessions, id, now),
+            Timer::Proxied(index) => tcp.proxy_timeout(cx, index, now),
             Timer::Keepalive => tcp.look_at_watched(cx, sessions, now),
             Timer::Interfaces => host.look_at_unknown(cx, now),
             Timer::Publish => self.publish(now),

@@ -144,6 +144,7 @@ impl Worker {
             drained: sessions.drained(cx),
             connections: sessions.control.len(),
             tcp_streams: tcp.len(),
+            upstreams: cx.upstream_rows(),
             stream_connections: carriers.sum(),
             unopened: data.notes.shares.dropped.saturating_sub(sessions.control.stats.unopened),
             tun,

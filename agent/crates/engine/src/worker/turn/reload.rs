@@ -87,10 +87,12 @@ impl Worker {
         cx.hub.streams.set_most(*stream_bytes);
         sessions.follow(cx, now);
         decoy.follow_decoy(cx, data, now);
+        cx.look_up_names(now);
         for id in cx.peers.ids() {
             if let Some(mut conn) = sessions.conn(cx, id) {
                 conn.offer_services();
                 conn.warn_of_missing_repair(now);
+                conn.warn_of_missing_clients(now);
             }
             cx.warn_of_missing_services(id, now);
         }
@@ -191,7 +193,7 @@ impl Worker {
                     // By the relay (`set_own_services`), and by `Sessions::offer_services`.
                     burst: _, oversize: _, repair: _,
                     // Of connections that begin.
-                    keepalive: _,
+                    keepalive: _, proxy_protocol: _,
                     // By the table of users (`follow`).
                     allow: _, deny: _,
                 } = service;

@@ -165,8 +165,16 @@ impl Worker {
                 // A connection that has more marks itself.
                 return Served { more: false, units: sockets::batch::units(0, bytes) };
             }
+            Some(Source::Proxied(index)) => {
+                tcp.read_proxy(cx, sessions, index, now);
+                false
+            }
             Some(Source::Resolve(peer)) => {
                 sessions.resolved(cx, peer, token, now);
+                false
+            }
+            Some(Source::Name) => {
+                cx.name_resolved(token, now);
                 false
             }
             Some(Source::Decoy(id)) => {
@@ -331,9 +339,14 @@ impl Context {
                 None => return,
             },
             Some(Source::Tun) => (Class::Device, Party::Source(token)),
-            Some(Source::Listener(_) | Source::Resolve(_) | Source::Decoy(_) | Source::Inbox) => {
-                (Class::Other, Party::Source(token))
-            }
+            Some(
+                Source::Listener(_)
+                | Source::Proxied(_)
+                | Source::Resolve(_)
+                | Source::Name
+                | Source::Decoy(_)
+                | Source::Inbox,
+            ) => (Class::Other, Party::Source(token)),
             // The source has been closed meanwhile.
             None => return,
         };

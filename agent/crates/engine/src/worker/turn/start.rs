@@ -25,6 +25,7 @@ use crate::{
         context::{
             Context, Logs, Sockets, Stats,
             ceilings::Ceilings,
+            names::Names,
             peer_maker::PeerMaker,
             setup::Setup,
             sources::Sources,
@@ -86,7 +87,7 @@ impl Worker {
             rng: StdRng::from_seed(rng.random()),
         });
         let most_segments = net.most_segments();
-        let mut factory = SocketFactory::new(net, &config);
+        let mut factory = SocketFactory::new(net, &config).with_upstreams(&hub.upstreams);
         let inbox_token = factory.token(Source::Inbox);
         let inbox = Inbox::new(ready.clone(), inbox_token);
         hub.join(id.index, ready.clone(), inbox_token);
@@ -112,6 +113,7 @@ impl Worker {
                 rng,
                 timers: Timers::default(),
                 sources: Sources::new(),
+                names: Names::default(),
                 logs: Logs::new(LOG_INTERVAL),
                 debug_lines: Lines::new(now),
                 stats: Stats {
@@ -152,6 +154,7 @@ impl Worker {
         made.cx.open_ports(&mut made.tcp)?;
         made.tunnel.shared_prefixes_changed(&mut made.cx, now);
         made.cx.arm_timers(now);
+        made.cx.look_up_names(now);
         Ok(made)
     }
 

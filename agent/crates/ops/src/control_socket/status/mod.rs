@@ -4,7 +4,7 @@
 //! |---|---|
 //! | what a running agent and a refusal are made of | this one |
 //! | what is told of peers, accounts, lanes, flows, sockets, the device | [`engine::status`], where workers fill it |
-//! | and of ceilings | `parts.rs` |
+//! | and of ceilings | `parts.rs`; of services: `services.rs` |
 //! | and of users | `users.rs` |
 //! | how it reads on one screen | `text.rs` |
 //! | how one peer, or one lane, reads in full | `details.rs` |
@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 mod details;
 mod page;
 mod parts;
+mod services;
 #[cfg(test)]
 mod tests;
 mod text;
@@ -31,6 +32,7 @@ pub use engine::status::{
 };
 pub use page::{Column, Kind, Page, age, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used, WebServerStatus};
+pub use services::{ServiceStatus, UpstreamStatus};
 pub use text::Show;
 pub use users::UserStatus;
 
@@ -114,6 +116,9 @@ pub struct Status {
     /// The inner prefixes, if they were asked for, at most 4,096.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<RouteStatus>,
+    /// Our services and where they are.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub services: Vec<ServiceStatus>,
     /// The UDP sockets, with one entry for each role.
     #[serde(default)]
     pub sockets: Vec<SocketStatus>,

@@ -348,6 +348,15 @@ fn full() -> Status {
                 weight: 1,
             }],
         }],
+        services: vec![ServiceStatus {
+            name: "dns".to_owned(),
+            upstream: vec![UpstreamStatus {
+                target: "dns.example:53".to_owned(),
+                addresses: vec!["192.0.2.53:53".parse().unwrap()],
+                failure: Some("192.0.2.53:53: Connection refused".to_owned()),
+                failed_seconds: Some(5.0),
+            }],
+        }],
         sockets: vec![SocketStatus {
             role: "quic_dial".into(),
             open: 2,
@@ -401,6 +410,7 @@ fn the_status_is_readable() {
 culvert 1.2.3, up 1m 1s, 2 workers
 key {KEY}
 used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
+service dns at dns.example:53: failed 5s ago: 192.0.2.53:53: Connection refused
 peer file left out: peers/b.toml:3: lanes: is 65
 draining: 2 sessions to leave, 1 closed
 web server at 0.0.0.0:443: 3 of 1000 connections, its certificate ends in 60days

@@ -6,6 +6,7 @@ use crate::control_socket::status::{
     Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
     page::{Page, age, bits, or_dash, per_second, plain, rows, share, short_time},
     parts::{Used, WebServerStatus},
+    services,
 };
 
 /// Lanes are shown without being asked for up to so many peers, and the accounts of each peer up to so many.
@@ -108,6 +109,7 @@ impl Status {
         if !used.is_empty() {
             page.line(format!("used: {}", used.join(", ")));
         }
+        services::failures(&self.services, page);
         for problem in &self.peer_file_problems {
             page.alarm(format!("peer file left out: {}", plain(problem)));
         }

@@ -2,6 +2,7 @@ package main
 
 import (
 	"fmt"
+	"strings"
 
 	"culvert.example/culvert/internal/conformance"
 )
@@ -324,7 +325,24 @@ func streams() cases {
 	header("stream_open", "StreamOpen of service 1", "0801", accept, "service", "1", "02 0801")
 	header("stream_open", "StreamOpen of service 0", "", accept, "service", "0", "00")
 	header("stream_open", "StreamOpen of the last service", "08ffffffff0f", accept, "service", "4294967295", "06 08ffffffff0f")
-	header("stream_open", "StreamOpen with an unknown field", "0801 1203aabbcc", accept, "service", "1", "02 0801")
+	header("stream_open", "StreamOpen with an unknown field", "0801 1a03aabbcc", accept, "service", "1", "02 0801")
+	v4 := "0a04c0000201 10b424 1a04c6336402 20bb03"
+	v6 := "0a10" + "20010db8" + strings.Repeat("00", 11) + "01" + "10b424 1a10" + "20010db8" + strings.Repeat("00", 11) + "02" + "20bb03"
+	mapped := "0a10" + strings.Repeat("00", 10) + "ffffc0000201 10b424 1a10" + strings.Repeat("00", 10) + "ffffc6336402 20bb03"
+	client := func(name, fields, verdict, again string) {
+		bytes := "0801 12" + uvarint(uint64(len(x(fields))/2)) + fields
+		header("stream_open", "StreamOpen with "+name, bytes, verdict, "service", "1", again)
+	}
+	client("a client of IPv4", v4, accept, "16 0801 1212"+v4)
+	client("a client of IPv6", v6, accept, "2e 0801 122a"+v6)
+	client("a client of IPv4 in the form of IPv6", mapped, accept, "16 0801 1212"+v4)
+	client("a client with an unknown field", v4+"2801", accept, "16 0801 1212"+v4)
+	client("an empty client", "", "malformed", "")
+	client("a client of two families", "0a04c0000201 10b424 1a10"+"20010db8"+strings.Repeat("00", 11)+"02", "malformed", "")
+	client("a client whose address has 5 bytes", "0a05c000020101 1a04c6336402", "malformed", "")
+	client("a client whose port has 17 bits", "0a04c0000201 10808004 1a04c6336402", "malformed", "")
+	client("a client without its own address", "1a04c6336402 20bb03", "malformed", "")
+	header("stream_open", "StreamOpen with the client as a number", "0801 1001", "malformed", "", "", "")
 	header("stream_open", "StreamOpen with the service as bytes", "0a0101", "malformed", "", "", "")
 	header("stream_open", "StreamOpen that is cut short", "08", "malformed", "", "", "")
 	for status := range 9 {
