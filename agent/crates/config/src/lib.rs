@@ -56,6 +56,7 @@ pub mod export;
 #[cfg(test)]
 mod http_tests;
 mod kinds;
+mod map;
 mod peers;
 mod prefix;
 #[cfg(test)]

@@ -218,13 +218,19 @@ fn map_outer(
 }
 
 /// Changes the L4 checksum at `at`, if there is one and it lies within the packet.
-fn change_l4(packet: &mut [u8], view: &IpView, at: usize, by: Difference, partial: bool) -> Option<Difference> {
+fn change_l4(
+    packet: &mut [u8],
+    view: &IpView,
+    at: usize,
+    by: Difference,
+    partial: bool,
+) -> Option<Difference> {
     let field = packet.get_mut(..view.len)?.get_mut(at..)?.first_chunk_mut::<2>()?;
     let old = u16::from_be_bytes(*field);
     let new = match view.protocol {
         // A partial one is a sum.
         _ if partial => checksum::fold(u64::from(old) + u64::from(by.0)),
-        // There is none (RFC 768, RFC 6935).
+        // The sender has left it out (RFC 768, RFC 6935).
         UDP if old == 0 => return None,
         UDP | UDP_LITE => by.applied(old, checksum::finish),
         _ => by.applied(old, complement),

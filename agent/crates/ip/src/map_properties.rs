@@ -70,7 +70,7 @@ pub fn ip_map(input: &[u8]) {
 #[derive(Debug, PartialEq, Eq)]
 struct Sums {
     header: u16,
-    /// `None` where there is none, or not the whole of what it covers.
+    /// `None` where it is missing, or not the whole of what it covers.
     l4: Option<u16>,
     quoted_header: Option<u16>,
 }

@@ -17,32 +17,8 @@ fn address(text: &str) -> IpAddr {
     text.parse().unwrap()
 }
 
-/// The packet with another address; its checksums are reckoned from nothing.
-fn fresh(packet: &[u8], role: Role, new: IpAddr) -> Vec<u8> {
-    let mut packet = packet.to_vec();
-    let at = role.at(new.is_ipv6());
-    match new {
-        IpAddr::V4(new) => {
-            packet[at..at + 4].copy_from_slice(&new.octets());
-            let header = usize::from(packet[0] & 0xf) * 4;
-            packet[10..12].fill(0);
-            let checksum = !model::sum(&packet[..header], 0);
-            packet[10..12].copy_from_slice(&checksum.to_be_bytes());
-        }
-        IpAddr::V6(new) => packet[at..at + 16].copy_from_slice(&new.octets()),
-    }
-    let view = IpView::super_packet(&packet).unwrap();
-    let at = l4_checksum(&packet, &view).unwrap();
-    packet[at..at + 2].fill(0);
-    let segment = &packet[view.transport_at..];
-    let pseudo = checksum::pseudo_header(view.source, view.destination, view.protocol);
-    let sum = model::sum(segment, model::sum(&(segment.len() as u16).to_be_bytes(), pseudo));
-    let checksum = match !sum {
-        0 if view.protocol == UDP => 0xffff,
-        checksum => checksum,
-    };
-    packet[at..at + 2].copy_from_slice(&checksum.to_be_bytes());
-    packet
+fn fresh(packet: &[u8], new: IpAddr) -> Vec<u8> {
+    model::readdressed(packet, None, Some(new))
 }
 
 /// Where the packets of [`Recipe`] go to, there.
@@ -65,7 +41,9 @@ fn prefixes_of_both_families_lead_to_the_other_side_and_back() {
     ] {
         assert_eq!((there(one).as_deref(), here(other).as_deref()), (Some(other), Some(one)));
     }
-    for none in ["10.9.0.128", "10.9.2.0", "10.8.255.255", "192.0.2.6", "192.0.2.8", "fd00:0:0:1::1", "::", "0.0.0.0"] {
+    for none in
+        ["10.9.0.128", "10.9.2.0", "10.8.255.255", "192.0.2.6", "192.0.2.8", "fd00:0:0:1::1", "::", "0.0.0.0"]
+    {
         assert_eq!(there(none), None, "{none}");
     }
     assert_eq!(AddressMap::new(&[]), None);
@@ -93,7 +71,7 @@ fn super_packets_become_those_that_the_kernel_would_have_made_for_the_new_addres
         let view = IpView::super_packet(&bytes).unwrap();
         let expected: Vec<_> = model::packets(&vnet, &bytes, view.transport_at)
             .iter()
-            .map(|packet| fresh(packet, Role::Destination, destination_there(ipv6)))
+            .map(|packet| fresh(packet, destination_there(ipv6)))
             .collect();
         let new = map().to_peer(&mut bytes, &view, true);
         assert_eq!(IpView::super_packet(&bytes).unwrap(), new);
@@ -107,15 +85,16 @@ fn of_packets_inside_of_a_tunnel_only_the_outer_addresses_change() {
     for bits in 0..8_u8 {
         let [ipv6, summed, inner_ipv6] = [0, 1, 2].map(|bit| bits >> bit & 1 != 0);
         let outer = TunnelRecipe { ipv6, summed, ..TunnelRecipe::VXLAN };
-        let (vnet, mut bytes) = outer.super_packet(&Recipe { ipv6: inner_ipv6, payload: 5_000, ..Recipe::TCP }, 1_000);
+        let (vnet, mut bytes) =
+            outer.super_packet(&Recipe { ipv6: inner_ipv6, payload: 5_000, ..Recipe::TCP }, 1_000);
         let view = IpView::super_packet(&bytes).unwrap();
         let new = destination_there(ipv6);
         let expected: Vec<_> = model::packets(&vnet, &bytes, view.transport_at)
             .into_iter()
             .map(|packet| match summed {
-                true => fresh(&packet, Role::Destination, new),
+                true => fresh(&packet, new),
                 false => {
-                    let mut changed = fresh(&packet, Role::Destination, new);
+                    let mut changed = fresh(&packet, new);
                     changed[view.transport_at + 6..view.transport_at + 8].fill(0);
                     changed
                 }
@@ -158,7 +137,7 @@ fn fragments_put_together_have_a_right_checksum_wherever_it_lies() {
     for (ipv6, protocol) in [(false, TCP), (true, TCP), (false, UDP), (true, UDP)] {
         let packet = Recipe { ipv6, protocol, payload: 500, ..Recipe::TCP }.complete();
         let header = if ipv6 { IPV6_HEADER } else { IPV4_HEADER };
-        let expected = fresh(&packet, Role::Destination, destination_there(ipv6));
+        let expected = fresh(&packet, destination_there(ipv6));
         // With 8 and 16 bytes, TCP's checksum is in the third fragment, and in the second one.
         for bytes in [8, 16, 24, 104] {
             let mut payload = Vec::new();
@@ -189,7 +168,7 @@ fn a_datagram_without_a_checksum_stays_without_one() {
         for port in 0..=u16::MAX {
             let mut packet = Recipe { ipv6, payload: 0, ..Recipe::UDP }.complete();
             packet[view.transport_at..view.transport_at + 2].copy_from_slice(&port.to_be_bytes());
-            let mut packet = fresh(&packet, Role::Destination, view.destination);
+            let mut packet = fresh(&packet, view.destination);
             map().to_peer(&mut packet, &view, false);
             assert_ne!(packet[at..at + 2], [0, 0], "{port}");
             zeros += u32::from(packet[at..at + 2] == [0xff, 0xff]);
@@ -246,7 +225,7 @@ proptest! {
         let view = IpView::parse(&packet).unwrap();
         let mut mapped = packet.clone();
         let new = map().to_peer(&mut mapped, &view, false);
-        prop_assert_eq!(&mapped, &fresh(&packet, Role::Destination, destination_there(recipe.ipv6)));
+        prop_assert_eq!(&mapped, &fresh(&packet, destination_there(recipe.ipv6)));
         prop_assert_eq!(IpView::parse(&mapped), Ok(new));
         // Another parser finds them right, too.
         let parsed = PacketHeaders::from_ip_slice(&mapped).unwrap();
@@ -277,7 +256,7 @@ proptest! {
         let vnet = VnetHeader { gso: Gso::None, ..recipe.super_packet(0).0 };
         map().to_peer(&mut partial, &view, true);
         let packets = model::packets(&vnet, &partial, view.transport_at);
-        prop_assert_eq!(&packets[..], &[fresh(&recipe.complete(), Role::Destination, destination_there(recipe.ipv6))][..]);
+        prop_assert_eq!(&packets[..], &[fresh(&recipe.complete(), destination_there(recipe.ipv6))][..]);
     }
 
     #[test]

@@ -39,8 +39,8 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "`limits.queue_bytes`, and which peers are stalled",
         ),
         DropReason::FlowQuota => meaning(
-            "belongs to a flow that already held its share of the queue (`peer.quota`), or as much as may wait before the far end confirms it (`limits.pending_open_packets`)",
-            "that sender, `peer.quota`",
+            "belongs to a flow that already held its share of the queue (`peer.flow_quota`), or as much as may wait before the far end confirms it (`limits.pending_open_packets`)",
+            "that sender, `peer.flow_quota`",
         ),
         DropReason::Expired => meaning(
             "waited longer than `peer.queue.time`, in the kernel's buffer included; or was lost, and repaired after its deadline (`service.repair`)",

@@ -15,6 +15,7 @@ use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
     relay::{DatagramRelay, Numbering},
 };
+use ip::map::AddressMap;
 use rate::{AutoLimits, Limit, Share};
 
 use crate::{
@@ -60,6 +61,7 @@ impl PeerMaker<'_> {
             data: PeerData {
                 id,
                 standing: PeerStanding::Live,
+                map: AddressMap::new(&peer.map).map(Box::new),
                 relay: self.relay(id, &peer, parity, now),
                 config: peer,
                 link: None,
