@@ -143,7 +143,8 @@ section! {
         rate_min: Option<u64> = None, rate().optional(), Now;
         /// The highest rate that `rate = "auto"` tries.
         rate_max: Option<u64> = None, rate().optional(), Now;
-        /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries.
+        /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries. If it sends a tenth more
+        /// all the same, UDP flows and IP packets beyond that are dropped (`over_rate`) and TCP forwards wait, after a second's worth at once.
         rate_receive: Option<u64> = None, rate().optional(), Now;
         /// Bytes that the path adds to each IP packet, which count against `rate`: 18 for Ethernet, 26 for PPPoE over it, 22 to
         /// 48 for DSL.

@@ -46,6 +46,10 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "waited longer than `peer.queue.time`, in the kernel's buffer included; or was lost, and repaired after its deadline (`service.repair`)",
             "CPU, and whether the peer is connected",
         ),
+        DropReason::OverRate => meaning(
+            "came although the peer had sent a tenth more than it was told to send (`peer.rate_receive` here)",
+            "the version and the configuration there",
+        ),
         DropReason::TooLarge => meaning(
             "does not fit into one packet to the peer",
             "the path's MTU, the application; `service.oversize`",

@@ -21,7 +21,7 @@ use crate::{
     worker::{
         context::{
             Context,
-            peer_maker::limit_of,
+            peer_maker::{limit_of, told_rate},
             timer::{LOG_INTERVAL, Timer},
         },
         lanes::LaneHost,
@@ -143,6 +143,7 @@ impl Worker {
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
+        cx.hub.rate(id).received().set(told_rate(&wanted));
         let limit = limit_of(&wanted);
         let is_other_rate = (limit_of(&old), old.rate_overhead) != (limit, *rate_overhead);
         if is_other_rate {
