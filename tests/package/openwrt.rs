@@ -72,7 +72,7 @@ config peer 'hq'
 \tlist services '53'
 \toption queue_time '20ms'
 \toption queue_packets '100'
-\toption quota '0.5'
+\toption flow_quota '0.5'
 \toption dscp '46'
 \toption rate_overhead '8'
 \toption repair_mode 'auto'
@@ -109,7 +109,7 @@ repair.deadline = "60ms"
 public_key = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA"
 queue.time = "20ms"
 queue.packets = 100
-quota = 0.5
+flow_quota = 0.5
 dscp = 46
 rate_overhead = 8
 repair.mode = "auto"
@@ -300,12 +300,13 @@ fn procd_gets_the_program_and_the_log_what_is_wrong() {
 
     router.configure(&valid.replace("'0.5'", "'5'"));
     let calls = router.calls("start_service");
-    assert!(calls.starts_with("logger -t culvert -p daemon.err ") && calls.contains("quota"), "{calls}");
+    assert!(calls.starts_with("logger -t culvert -p daemon.err ") && calls.contains("flow_quota"), "{calls}");
     assert!(!calls.contains("procd_open_instance"), "{calls}");
     // A file of one's own.
     let own = router.path("own.toml");
     fs::copy(&file, &own).unwrap();
-    fs::write(&own, fs::read_to_string(&own).unwrap().replace("quota = 5", "quota = 0.25")).unwrap();
+    fs::write(&own, fs::read_to_string(&own).unwrap().replace("flow_quota = 5", "flow_quota = 0.25"))
+        .unwrap();
     router.configure(&format!(
         "config culvert 'main'\n\toption enabled '1'\n\toption config '{}'\n",
         own.display()

@@ -332,7 +332,7 @@ mod tests {
         let text = text_of("culvert-peer-add.1").replace("\\fB", "").replace("\\fI", "").replace("\\fR", "");
         let synopsis = text.replace("\\-", "-");
         let line = synopsis.lines().skip_while(|line| *line != ".SH SYNOPSIS").nth(1);
-        let said = "culvert peer add [--service NAME]... [--allowed-ip PREFIX]... [--address ADDRESS]... \
+        let said = "culvert peer add [--service NAME]... [--allowed-ip PREFIX]... [--map HERE=THERE]... [--address ADDRESS]... \
                     [--priority N] [--weight N] [--preshared-key-file FILE]... [--lanes N] \
                     [--endpoint HOST:PORT]... [--rate RATE] [--replace] [--config FILE] [--socket PATH] [--json] NAME LINK|KEY";
         assert_eq!(line, Some(said));

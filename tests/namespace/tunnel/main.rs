@@ -17,6 +17,7 @@ mod marks;
 mod mtu;
 mod multicast;
 mod odd;
+mod overlap;
 mod peer_set;
 mod qdiscs;
 mod routing_daemon;

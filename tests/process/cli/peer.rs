@@ -196,9 +196,9 @@ fn a_broken_state_file_is_named_with_its_line() {
     let site = Site::new("");
     let key = site.key("a");
     site.succeeds(&["peer", "add", "a", &key]);
-    let broken = fs::read_to_string(site.state()).unwrap() + "quota = 7\n";
+    let broken = fs::read_to_string(site.state()).unwrap() + "flow_quota = 7\n";
     fs::write(site.state(), &broken).unwrap();
-    let place = format!("peers.toml:{}: peer[0].quota", broken.lines().count());
+    let place = format!("peers.toml:{}: peer[0].flow_quota", broken.lines().count());
     for command in [&["check"][..], &["run"], &["peer", "list"], &["peer", "add", "b", &key]] {
         site.fails(command, 2, &[&place, "remedy: "]);
     }

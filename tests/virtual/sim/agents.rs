@@ -117,7 +117,7 @@ fn peer(setup: &Setup, of: u8, key: &PublicKey, dials: bool, variant: u8) -> Str
     let drop = if drops_newest { "newest" } else { "oldest" };
     let mut text = format!(
         "[[peer]]\nname = \"agent{of}\"\npublic_key = \"{key}\"\nkeepalive = \"{keepalive}s\"\nlanes = {lanes}\n\
-         drop = \"{drop}\"\nquota = {}\n\
+         drop = \"{drop}\"\nflow_quota = {}\n\
          queue = {{ packets = {packets}, bytes = \"{kilobytes}KiB\", time = \"{queue_ms}ms\" }}\n",
         f64::from(quota) / 100.0
     );

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use serde::{Deserialize, Serialize};
 use toml::{Table, Value};
 
-use crate::{prefix::allowed_prefix, state::StateError};
+use crate::{map::mapping, prefix::allowed_prefix, state::StateError};
 
 /// A change of a peer or a user of the state file, not checked yet. On the control socket it is the JSON of `peer-set` and `user-set`.
 ///
@@ -96,7 +96,10 @@ fn texts_of(value: Option<&Value>) -> Vec<String> {
 /// Whether two elements of a list mean the same, however they are written.
 fn is_same(key: &str, one: &str, other: &str) -> bool {
     let net = |text: &str| allowed_prefix(text).ok().filter(|_| key == "allowed_ips");
-    one == other || net(one).is_some_and(|one| net(other) == Some(one))
+    let map = |text: &str| mapping(text).ok().filter(|_| key == "map");
+    one == other
+        || net(one).is_some_and(|one| net(other) == Some(one))
+        || map(one).is_some_and(|one| map(other) == Some(one))
 }
 
 #[cfg(test)]
@@ -126,6 +129,13 @@ mod tests {
             ..PeerChange::default()
         };
         assert_eq!(changed(before, &all).unwrap(), "", "an empty list is left out");
+        let map = PeerChange {
+            remove: lists("map", &["10.1.0.0/16=192.168.0.0/16"]),
+            add: lists("map", &["10.2.0.0/16 = 172.16.0.0/16"]),
+            ..PeerChange::default()
+        };
+        let before = "map = [\"10.1.0.0/16 = 192.168.0.0/16\"]\n";
+        assert_eq!(changed(before, &map).unwrap(), "map = [\"10.2.0.0/16 = 172.16.0.0/16\"]\n");
         let none =
             PeerChange { name: "b".to_owned(), remove: lists("services", &["dns"]), ..PeerChange::default() };
         let error = changed("services = \"web\"\n", &none).unwrap_err().to_string();
@@ -143,7 +153,7 @@ mod tests {
             unset: BTreeSet::from(["weight".to_owned()]),
             ..PeerChange::default()
         };
-        let before = "lanes = 1\nservices = [\"dns\"]\nweight = 3\nquota = 0.25\n";
-        assert_eq!(changed(before, &change).unwrap(), "lanes = 4\nquota = 0.25\nrate = \"5Mbit\"\n");
+        let before = "lanes = 1\nservices = [\"dns\"]\nweight = 3\nflow_quota = 0.25\n";
+        assert_eq!(changed(before, &change).unwrap(), "flow_quota = 0.25\nlanes = 4\nrate = \"5Mbit\"\n");
     }
 }

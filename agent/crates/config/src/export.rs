@@ -70,8 +70,8 @@ mod tests {
         let identity =
             "[[peer]]\nname = \"b\"\npublic_key = \"bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA\"\n";
         let more = "endpoints = [\"b.example:1\", \"[::1]:2\"]\nlanes = 4\nprofile = \"latency\"\nkeepalive = \"0s\"\n\
-                    drop = \"newest\"\nquota = 1\nservices = [\"web\"]\nallowed_ips = [\"10.9.0.2\", \"10.3.0.0/16\"]\n\
-                    address = [\"10.9.0.2\"]\npriority = 7\nweight = 2\ndscp = 46\ncongestion = \"cubic\"\nthin = \"off\"\n\
+                    drop = \"newest\"\nflow_quota = 1\nservices = [\"web\"]\nallowed_ips = [\"10.9.0.2\", \"10.3.0.0/16\"]\n\
+                    map = [\"10.3.0.0/16 = 192.168.0.0/16\"]\naddress = [\"10.9.0.2\"]\npriority = 7\nweight = 2\ndscp = 46\ncongestion = \"cubic\"\nthin = \"off\"\n\
                     rate = \"auto\"\nrate_min = \"1Mbit\"\nrate_max = \"50Mbit\"\nrate_receive = \"10Mbit\"\n\
                     rate_overhead = 18\nrepair = { mode = \"auto\", dscp = [46, 34] }\n\
                     queue = { packets = 7, time = \"1s\" }\naqm = { target = \"10ms\" }\n\

@@ -59,6 +59,7 @@ mod http;
 #[cfg(test)]
 mod http_tests;
 mod kinds;
+mod map;
 mod peers;
 mod prefix;
 #[cfg(test)]

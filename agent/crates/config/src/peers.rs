@@ -12,6 +12,7 @@ use gate::{
     identity::{Endpoint, PublicKey},
     preshared::{PresharedKey, PresharedKeyError},
 };
+use ip::map::Mapping;
 use ipnet::IpNet;
 use wire::messages::MAX_PRESHARED_KEYS;
 
@@ -20,6 +21,7 @@ use crate::{
     checks::Checks,
     credential,
     kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
+    map::mappings,
     prefix::{allowed_prefix, inner_host},
     problem::PeerOrigin,
     repair::{PacketRepair, packet_repair},
@@ -93,7 +95,7 @@ section! {
         /// The share of that queue, in datagrams and in bytes, that one flow may hold. A smaller share is fairer to the other
         /// flows; 1 lets one flow fill the queue.
         // One flow leaves half of the queue to the others.
-        quota: f64 = 0.5, share(), Now;
+        flow_quota: f64 = 0.5, share(), Now;
         /// Which of our services the peer may use.
         services: Vec<usize> = Vec::new(), granted(), Now;
         /// The peer's inner addresses. Packets for them go to the peer, and a packet from the peer with another source is
@@ -101,6 +103,11 @@ section! {
         /// the same prefix if each of them has `priority` or `weight`. Needs `[tun]`. With `tun.routing = "kernel"` they are only
         /// the sources that the peer may send from, and peers may share them.
         allowed_ips: Vec<IpNet> = Vec::new(), text("prefix", allowed_prefix, ToString::to_string).then(Checks::claims).list(), Now;
+        /// Networks of the peer that have other addresses here than there, for sites whose networks overlap: `"10.1.0.0/16 =
+        /// 192.168.0.0/16"` has its network 192.168.0.0/16 seen as 10.1.0.0/16 by this host and all behind it. The prefix here lies
+        /// in `allowed_ips`; routes, status and captures name it. Both have the same length, each address becomes one other, and
+        /// [what that does to packets](operations.md#sites-whose-networks-overlap) is little.
+        map: Vec<Mapping> = Vec::new(), mappings(), Now;
         /// The peer's own addresses in the tunnel, by which routes of the kernel name it as next hop: at most one IPv4 and one IPv6
         /// address is usual. No other peer's. Used with `tun.routing = "kernel"`.
         addresses as address: Vec<IpAddr> = Vec::new(), text("address", inner_host, ToString::to_string).then(Checks::is_next_hop).list(), Now;
@@ -136,7 +143,8 @@ section! {
         rate_min: Option<u64> = None, rate().optional(), Now;
         /// The highest rate that `rate = "auto"` tries.
         rate_max: Option<u64> = None, rate().optional(), Now;
-        /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries.
+        /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries. If it sends a tenth more
+        /// all the same, UDP flows and IP packets beyond that are dropped (`over_rate`) and TCP forwards wait, after a second's worth at once.
         rate_receive: Option<u64> = None, rate().optional(), Now;
         /// Bytes that the path adds to each IP packet, which count against `rate`: 18 for Ethernet, 26 for PPPoE over it, 22 to
         /// 48 for DSL.
@@ -404,6 +412,7 @@ impl Checks {
                 self.report.add(&table.place("rate"), problem, remedy);
             }
             self.check_rate(&mut table, &peer);
+            self.check_map(&mut table, &peer);
             if !peer.preshared_key_files.is_empty() {
                 let at = table.place("preshared_key_file");
                 let files = peer.preshared_key_files.len();

@@ -181,7 +181,7 @@ struct Waits {
     /// every sender may start a handshake; beside an old `transport.listen` it may be ourselves.
     access: Vec<&'static str>,
     /// `allowed_ips`: what is routed into the tunnel was held against `[tun]`, `transport.mark` and `transport.listen`. A
-    /// default route beside the old mark would take the tunnel's own packets.
+    /// default route beside the old mark would take the tunnel's own packets. `map`, which lies in it.
     peer: Vec<&'static str>,
 }
 
@@ -196,7 +196,7 @@ impl Waits {
         let access = [("mode", mode), ("decoy", decoy)].into_iter().filter(|(_, waits)| *waits);
         Self {
             access: access.map(|(key, _)| key).collect(),
-            peer: Vec::from_iter(allowed_ips.then_some("allowed_ips")),
+            peer: if allowed_ips { vec!["allowed_ips", "map"] } else { Vec::new() },
         }
     }
 }

@@ -444,7 +444,7 @@ fn the_port_of_a_peer_that_was_removed_closes_and_opens_again_with_it() {
 #[test]
 fn what_would_be_wrong_beside_an_old_value_waits_for_the_restart() {
     let text = replaced(&base(), "listen = [\"127.0.0.1:4433\"]", "listen = [\"127.0.0.1:4433\"], mark = 7");
-    let routed = format!("{}\"\nallowed_ips = [\"0.0.0.0/0\"]\nquota = 1\ndrop = \"newest", KEYS[0]);
+    let routed = format!("{}\"\nallowed_ips = [\"0.0.0.0/0\"]\nflow_quota = 1\ndrop = \"newest", KEYS[0]);
     let text = replaced(&text, KEYS[0], &routed);
     let new =
         format!("[[peer]]\nname = \"new\"\npublic_key = \"{}\"\nallowed_ips = [\"10.9.0.3\"]\n", KEYS[2]);
@@ -454,7 +454,7 @@ fn what_would_be_wrong_beside_an_old_value_waits_for_the_restart() {
         [
             "transport.mark: 0 → 7 (restart)".to_owned(),
             "peer \"exit\": drop: oldest → newest".to_owned(),
-            "peer \"exit\": quota: 0.5 → 1".to_owned(),
+            "peer \"exit\": flow_quota: 0.5 → 1".to_owned(),
             "peer \"exit\": allowed_ips: [] → [\"0.0.0.0/0\"] (restart)".to_owned(),
             format!("+ peer \"new\": {}, which dials us", KEYS[2]),
             "peer \"new\": allowed_ips: [] → [\"10.9.0.3/32\"] (restart)".to_owned(),

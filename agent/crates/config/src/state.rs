@@ -61,6 +61,9 @@ pub struct NewPeer {
     /// Its inner addresses, as prefixes. Left out of the JSON if there are none: an older daemon refuses the member.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub allowed_ips: Vec<String>,
+    /// `peer.map`, left out of the JSON as `allowed_ips` is.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub map: Vec<String>,
     /// `peer.address`, left out of the JSON as `allowed_ips` is.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub address: Vec<String>,

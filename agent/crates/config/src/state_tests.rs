@@ -217,7 +217,7 @@ fn new_peer(name: &str, public_key: &str) -> state::NewPeer {
 #[test]
 fn an_edit_keeps_what_it_does_not_change() {
     let text = format!(
-        "removed = [\"old\"]\n[[peer]]\nname = \"a\"\npublic_key = [\"{KEY}\"]\nqueue = {{ packets = 7, bytes = \"1MiB\" }}\nquota = 0.25\n"
+        "removed = [\"old\"]\n[[peer]]\nname = \"a\"\npublic_key = [\"{KEY}\"]\nqueue = {{ packets = 7, bytes = \"1MiB\" }}\nflow_quota = 0.25\n"
     );
     let (folder, _) = with_state(&text);
     let path = folder.path().join("state/peers.toml");
@@ -236,7 +236,7 @@ fn an_edit_keeps_what_it_does_not_change() {
     let whole = change(&|edit| edit.add(&added).unwrap());
     let expected = format!(
         "{}removed = [\"old\"]\n\n[[peer]]\nname = \"a\"\npublic_key = [\"{KEY}\"]\n\
-         queue = {{ bytes = \"1MiB\", packets = 7 }}\nquota = 0.25\n\n[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n\
+         flow_quota = 0.25\nqueue = {{ bytes = \"1MiB\", packets = 7 }}\n\n[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n\
          endpoints = [\"exit.example:4433\", \"[2001:db8::1]:1\"]\nlanes = 3\nservices = [\"dns\"]\n",
         whole.split_inclusive('\n').next().unwrap()
     );
@@ -340,7 +340,7 @@ fn neither_a_name_nor_a_key_is_written_twice() {
 #[test]
 fn a_peer_of_the_file_is_changed_and_replaced_and_what_else_it_has_is_kept() {
     let text = format!(
-        "[[peer]]\nname = \"a\"\npublic_key = \"{KEY}\"\nquota = 0.25\n\n[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n"
+        "[[peer]]\nname = \"a\"\npublic_key = \"{KEY}\"\nflow_quota = 0.25\n\n[[peer]]\nname = \"b\"\npublic_key = \"{KEY_2}\"\n"
     );
     let (folder, _) = with_state(&text);
     let mut edit = state::Edit::begin(&folder.path().join("state/peers.toml")).unwrap();
@@ -352,7 +352,7 @@ fn a_peer_of_the_file_is_changed_and_replaced_and_what_else_it_has_is_kept() {
     };
     edit.set(&change("a")).unwrap();
     let a = edit.table("a").unwrap();
-    assert_eq!((a["rate"].as_str(), a["quota"].as_float()), (Some("5Mbit"), Some(0.25)));
+    assert_eq!((a["rate"].as_str(), a["flow_quota"].as_float()), (Some("5Mbit"), Some(0.25)));
     assert_eq!(edit.table("b").unwrap().len(), 2, "the other one is as it was");
     let unknown = edit.set(&change("c")).unwrap_err().to_string();
     assert!(unknown.contains("has no peer \"c\" (remedy: "), "{unknown}");

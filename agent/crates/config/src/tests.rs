@@ -73,9 +73,10 @@ fn defaults_stand_for_what_is_left_out() {
         keepalive: Some(Duration::from_secs(20)),
         queue: Queue { packets: 4096, bytes: 4_194_304, time: Duration::from_millis(100) },
         drop: DropPolicy::Oldest,
-        quota: 0.5,
+        flow_quota: 0.5,
         services: Vec::new(),
         allowed_ips: Vec::new(),
+        map: Vec::new(),
         addresses: Vec::new(),
         priority: None,
         weight: None,
@@ -144,7 +145,7 @@ keepalive = "0s"
 profile = "latency"
 drop = "newest"
 queue = {{ packets = 8, bytes = "64KiB", time = "1ms" }}
-quota = 1
+flow_quota = 1
 services = ["b", "a"]
 [[udp]]
 listen = "127.0.0.1:5301"
@@ -204,7 +205,7 @@ fn every_value_arrives() {
     assert_eq!((peer.lanes, peer.keepalive, peer.drop), (64, None, DropPolicy::Newest));
     assert_eq!(peer.profile, Profile::Latency);
     assert_eq!(peer.queue, Queue { packets: 8, bytes: 65_536, time: Duration::from_millis(1) });
-    assert!((peer.quota - 1.0).abs() < f64::EPSILON);
+    assert!((peer.flow_quota - 1.0).abs() < f64::EPSILON);
     assert_eq!(peer.services, [1, 0]);
     assert_eq!(
         config.services.iter().map(|service| service.keepalive).collect::<Vec<_>>(),
@@ -298,9 +299,9 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("rate_receive = 5\n", 9, "peer[0].rate_receive", "64kbit to 100Gbit");
     expect("aqm = { target = \"2s\" }\n", 9, "peer[0].aqm.target", "out of range");
     expect("rate_overhead = 500\n", 9, "peer[0].rate_overhead", "256");
-    expect("quota = 0\n", 9, "peer[0].quota", "above 0");
-    expect("quota = 1.5\n", 9, "peer[0].quota", "at most 1");
-    expect("quota = nan\n", 9, "peer[0].quota", "is not a share");
+    expect("flow_quota = 0\n", 9, "peer[0].flow_quota", "above 0");
+    expect("flow_quota = 1.5\n", 9, "peer[0].flow_quota", "at most 1");
+    expect("flow_quota = nan\n", 9, "peer[0].flow_quota", "is not a share");
     expect("\nqueue.packets = 0\n", 10, "peer[0].queue.packets", "1 to 1048576");
     expect("queue = { bytes = \"1KiB\" }\n", 9, "peer[0].queue.bytes", "\"64KiB\" to \"1GiB\"");
     expect("queue = { bytes = \"4Mib\" }\n", 9, "peer[0].queue.bytes", "is not a size");
@@ -551,8 +552,8 @@ fn the_agent_example_shows_the_defaults() {
     assert_eq!(shown_peer.dscp, bare_peer.dscp);
     assert_eq!(shown_peer.queue, bare_peer.queue);
     assert_eq!(
-        (shown_peer.lanes, shown_peer.keepalive, shown_peer.drop, shown_peer.quota.to_bits()),
-        (bare_peer.lanes, bare_peer.keepalive, bare_peer.drop, bare_peer.quota.to_bits())
+        (shown_peer.lanes, shown_peer.keepalive, shown_peer.drop, shown_peer.flow_quota.to_bits()),
+        (bare_peer.lanes, bare_peer.keepalive, bare_peer.drop, bare_peer.flow_quota.to_bits())
     );
     let (shown_service, bare_service) = (&shown.services[0], &bare.services[0]);
     assert_eq!((shown_service.idle, shown_service.burst), (bare_service.idle, bare_service.burst));

@@ -6,6 +6,7 @@ use base::{
     ids::{PeerId, SessionId},
     token_bucket::{Allowance, Pace},
 };
+use ip::map::AddressMap;
 use wire::{
     context::{Context, REPAIR_OVERHEAD},
     messages::Features,
@@ -27,6 +28,8 @@ pub struct PeerData {
     pub standing: PeerStanding,
     /// The peer's settings, as the operator decided them.
     pub config: Arc<config::Peer>,
+    /// The networks of `peer.map`.
+    pub map: Option<Box<AddressMap>>,
     /// The relay of its datagrams at this worker.
     pub relay: DatagramRelay,
     /// The way to it, once any worker is connected.

@@ -9,6 +9,7 @@
 //! | which packets are written together | `merge.rs`, the list is in `packets.rs` |
 //! | which of them are in a tunnel (VXLAN, Geneve), and what stands before them | `tunnels.rs` |
 //! | which fragments become of a packet that is too large and may be cut | `fragment.rs` |
+//! | how a network of a peer has other addresses here than there | `map.rs` |
 //! | what a sender is told whose packet cannot be carried | `icmp.rs` |
 //! | what TCP is told to send at most | `mss.rs` |
 //! | how congestion marks cross the tunnel | `ecn.rs` |
@@ -23,6 +24,7 @@ pub mod cut;
 pub mod ecn;
 pub mod fragment;
 pub mod icmp;
+pub mod map;
 pub mod merge;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

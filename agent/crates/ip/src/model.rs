@@ -1,5 +1,7 @@
 //! A simple model of what the kernel does with a super-packet, and packets to try it with: for the tests and the fuzz targets.
 
+use std::net::IpAddr;
+
 use crate::{
     view::{IpView, TCP, UDP},
     vnet::{Gso, VnetHeader, VnetTunnel},
@@ -36,6 +38,30 @@ fn set_lengths(packet: &mut [u8]) {
     } else {
         put(packet, 4, (len - 40) as u16);
     }
+}
+
+/// A TCP packet or UDP datagram with other addresses, of the same kind; its checksums are reckoned from nothing.
+pub fn readdressed(packet: &[u8], source: Option<IpAddr>, destination: Option<IpAddr>) -> Vec<u8> {
+    let mut packet = packet.to_vec();
+    let is_ipv6 = packet[0] >> 4 == 6;
+    let (source_at, destination_at) = if is_ipv6 { (8, 24) } else { (12, 16) };
+    for (at, address) in [(source_at, source), (destination_at, destination)] {
+        match address {
+            Some(IpAddr::V4(new)) => packet[at..at + 4].copy_from_slice(&new.octets()),
+            Some(IpAddr::V6(new)) => packet[at..at + 16].copy_from_slice(&new.octets()),
+            None => {}
+        }
+    }
+    set_lengths(&mut packet);
+    let view = IpView::super_packet(&packet).expect("it was one");
+    set_partial(&mut packet, view.transport_at, view.protocol);
+    let offset = if view.protocol == TCP { 16 } else { 6 };
+    complete(&mut packet, view.transport_at, offset);
+    // Only in UDP another number stands for 0.
+    if view.protocol == TCP && packet[view.transport_at + offset..].starts_with(&[0xff, 0xff]) {
+        put(&mut packet, view.transport_at + offset, 0);
+    }
+    packet
 }
 
 /// Writes the sum of the pseudo-header into the checksum field of the L4 header at `start`, and the length of UDP.

@@ -11,9 +11,9 @@ pub const ICMP: u8 = 1;
 /// IANA protocol number of ICMP for IPv6.
 pub const ICMPV6: u8 = 58;
 
-const DCCP: u8 = 33;
+pub(crate) const DCCP: u8 = 33;
 const SCTP: u8 = 132;
-const UDP_LITE: u8 = 136;
+pub(crate) const UDP_LITE: u8 = 136;
 
 const HOP_BY_HOP: u8 = 0;
 const ROUTING: u8 = 43;

@@ -12,7 +12,9 @@ use super::{
     BURST, LATENESS, LEAST_BURST, LEAST_GAP, Release,
     auto::{CONNECTIONS, Sample},
     automatic::{AutoLimits, AutoView, Automatic, State},
-    bytes_in, time_of,
+    bytes_in,
+    policer::Policer,
+    time_of,
 };
 
 /// Packets of a connection that the far end acknowledged, since the connection began.
@@ -63,6 +65,8 @@ pub struct RateAccount {
     /// The time until which the rate is used up, in nanoseconds after `epoch`.
     paid_until: AtomicU64,
     automatic: Automatic,
+    /// What comes from the peer.
+    received: Policer,
 }
 
 /// The unused time up to which a rate is what its senders wait for: a third of the credit of a rate that is not used up.
@@ -77,6 +81,13 @@ impl RateAccount {
     #[must_use]
     pub fn rate(&self) -> Option<u64> {
         Some(self.rate.load(Ordering::Relaxed)).filter(|rate| *rate > 0)
+    }
+
+    /// The limit on what the peer sends to us.
+    #[inline]
+    #[must_use]
+    pub fn received(&self) -> &Policer {
+        &self.received
     }
 
     /// Whether the far end's wish is what limits the rate.

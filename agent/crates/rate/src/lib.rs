@@ -11,6 +11,7 @@
 //! | what has left, and may anything leave now | `account.rs` |
 //! | how much of the rate is one worker's, or one connection's | `share.rs` |
 //! | when the next burst leaves | `pacer.rs` |
+//! | what a peer sends faster than it was told | `policer.rs` |
 //! | which rate, if it is to be measured | the law: `auto/`; who tells it what: `automatic.rs` |
 
 use std::time::{Duration, Instant};
@@ -19,11 +20,13 @@ mod account;
 pub mod auto;
 mod automatic;
 mod pacer;
+mod policer;
 mod share;
 
 pub use account::{Acknowledged, Limit, RateAccount};
 pub use automatic::{AutoLimits, AutoView, Measured};
 pub use pacer::Pacer;
+pub use policer::Policer;
 pub use share::Share;
 
 /// The largest burst, as time at the rate.

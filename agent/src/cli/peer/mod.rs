@@ -72,6 +72,9 @@ struct Add {
     /// An inner address or prefix of its own; may be repeated. Needs [tun]
     #[arg(long = "allowed-ip", value_name = "PREFIX")]
     allowed_ips: Vec<String>,
+    /// A network of its own that has another prefix here than there, as in 10.1.0.0/16=192.168.0.0/16; may be repeated
+    #[arg(long = "map", value_name = "HERE=THERE")]
+    maps: Vec<String>,
     /// Its own address in the tunnel, by which routes name it with tun.routing = "kernel"; may be repeated
     #[arg(long = "address", value_name = "ADDRESS")]
     addresses: Vec<String>,
@@ -222,6 +225,7 @@ impl Add {
             lanes: self.lanes,
             services: self.services.clone(),
             allowed_ips: self.allowed_ips.clone(),
+            map: self.maps.clone(),
             address: self.addresses.clone(),
             priority: self.priority,
             weight: self.weight,

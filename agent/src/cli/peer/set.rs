@@ -35,6 +35,9 @@ pub(super) struct Set {
     /// Inner addresses or prefixes of its own
     #[arg(long = "allowed-ip", value_name = "[+-=]PREFIX", allow_hyphen_values = true)]
     allowed_ips: Vec<String>,
+    /// A network of its own that has another prefix here than there
+    #[arg(long = "map", value_name = "[+-=]HERE=THERE", allow_hyphen_values = true)]
+    maps: Vec<String>,
     /// Its own addresses in the tunnel, for tun.routing = "kernel"
     #[arg(long = "address", value_name = "[+-=]ADDRESS", allow_hyphen_values = true)]
     addresses: Vec<String>,
@@ -94,6 +97,7 @@ impl Set {
         let lists = [
             ("services", &self.services),
             ("allowed_ips", &self.allowed_ips),
+            ("map", &self.maps),
             ("address", &self.addresses),
             ("endpoints", &self.endpoints),
         ];

@@ -201,6 +201,15 @@ pub enum Outcome<'a> {
     Reply(&'a [u8]),
 }
 
+/// How frames came to this worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Came {
+    /// On the control connection, in standard mode.
+    ByConnection,
+    /// Another worker received the packets and has counted them.
+    FromWorker,
+}
+
 /// The position of a datagram in a batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Position {
@@ -255,7 +264,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     /// Takes contents of DATAGRAM frames, one in each slot of `batch`: they came on the control connection, which
     /// counts as lane 0, or another worker received them on `lane`. Returns their cost in frames.
-    pub fn frames(&mut self, batch: &mut ReceiveBatch, lane: LaneRef) -> u64 {
+    pub fn frames(&mut self, batch: &mut ReceiveBatch, lane: LaneRef, came: Came) -> u64 {
         let (peer, before) = (lane.peer, self.notes.work.done);
         self.notes.recent = None;
         self.notes.work.frames(batch.len());
@@ -264,6 +273,12 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             let range = 0..batch.buffer(slot).len();
             let late = time.is_some_and(|time| batch.meta(slot).age > time);
             if late && self.expired(batch.buffer(slot), peer) {
+                continue;
+            }
+            if came == Came::ByConnection
+                && self.exceeds_rate(batch.buffer(slot).len(), peer)
+                && self.over_rate(batch.buffer(slot), peer)
+            {
                 continue;
             }
             match PayloadKind::of(batch.buffer(slot)) {
@@ -389,6 +404,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let late = self.peers.data(peer).is_some_and(|state| origins.age > state.config.queue.time);
         if late {
             ranges.retain(|range| !self.expired(&batch.buffer(origins.slot)[range.clone()], peer));
+        }
+        if !ranges.is_empty() && self.exceeds_rate(place.len(), peer) {
+            ranges.retain(|range| !self.over_rate(&batch.buffer(origins.slot)[range.clone()], peer));
         }
         let mut rest = &ranges[..];
         while let [first, after @ ..] = rest {

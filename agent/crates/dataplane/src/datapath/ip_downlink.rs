@@ -6,6 +6,7 @@ use crate::relay::DropReason;
 use base::ids::PeerId;
 use ip::{
     ecn::{self, Decapsulated},
+    map::Hidden,
     mss,
     packets::Packet,
     view::IpView,
@@ -45,6 +46,19 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             state.relay.downlink.drop(DropReason::NoTun, 1);
             return;
         };
+        if let Some(map) = &state.map {
+            let (_, buffer) = batch.buffer_mut(slot);
+            let packet = &mut buffer[range.clone()];
+            // What cannot be read is dropped below.
+            if let Ok(view) = IpView::parse(packet)
+                && let Err(Hidden) = map.from_peer(packet, &view, partial)
+            {
+                state.relay.downlink.drop(DropReason::Spoofed, 1);
+                let multicast = is_group(view.destination);
+                self.notes.spoofed.get_or_insert(Spoofed { peer, source: view.source, multicast });
+                return;
+            }
+        }
         let outer = batch.meta(slot).ecn;
         // Nothing changes if the outer packet has no ECN mark, or the same one as the inner packet.
         let same_ecn = outer == 0 || inner_class(&batch.buffer(slot)[range.clone()]) & 0b11 == outer;

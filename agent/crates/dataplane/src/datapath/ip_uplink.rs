@@ -208,8 +208,22 @@ impl<P: PeerTable> IpUplink<'_, P> {
             self.tun.answer(packet, view, answer, self.now);
             return None;
         }
+        let (mapped, cut) = match &state.map {
+            None => (*view, cut),
+            Some(map) => {
+                // A single packet has the checksum that the cut has left: a partial one, or the complete one.
+                let single = VnetHeader { needs_checksum: cut.is_partial(), ..*vnet };
+                let vnet = if vnet.gso == Gso::None { &single } else { vnet };
+                let view = map.to_peer(packet, view, vnet.needs_checksum);
+                let Ok(cut) = Cut::new(vnet, packet, &view, completes) else {
+                    state.relay.uplink.drop(DropReason::Malformed, count);
+                    return None;
+                };
+                (view, cut)
+            }
+        };
         let class = PacketClass {
-            turn: Stripes::turn(view.flow_hash()),
+            turn: Stripes::turn(mapped.flow_hash()),
             partial: cut.is_partial(),
             tos: state.config.dscp.outer(view.traffic_class) | ecn::encapsulate(view.traffic_class),
             lane: None,

@@ -43,12 +43,14 @@
 //! * A bad datagram costs itself only: its error is counted, never returned out of a batch.
 //! * Time is read once per turn of the worker.
 //! * What a turn takes is bounded in frames and in what they ask for, not in datagrams alone: `work.rs`.
+//! * What a peer sends beyond the rate that it was told is dropped before its frames are looked at: `over_rate.rs`.
 //! * A worker that falls behind drops packets of the peers that ask for most, before it opens them: `shares.rs`.
 
 pub mod downlink;
 mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
+mod over_rate;
 mod pieces;
 pub mod repair;
 mod reports;

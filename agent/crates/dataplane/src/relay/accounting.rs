@@ -86,6 +86,8 @@ base::labelled! {
         NotEcnCapable => "not_ecn_capable",
         /// It travelled in pieces, and not all of them came in time, or before others needed the room, or before its flow ended.
         Incomplete => "incomplete",
+        /// The peer sends a tenth more than it was told to send at most.
+        OverRate => "over_rate",
         /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.
         PlainOverflow => "plain_overflow",
     }

@@ -385,9 +385,9 @@ fn bounds(peer: &config::Peer, limits: &config::Limits) -> (queue::Limits, queue
         bytes: peer.queue.bytes,
         time: peer.queue.time,
         policy: peer.drop,
-        per_flow: share(peer.queue.packets, peer.quota),
+        per_flow: share(peer.queue.packets, peer.flow_quota),
         // One datagram of any size is always within a flow's share.
-        per_flow_bytes: share(peer.queue.bytes, peer.quota).max(MOST_DATAGRAM_BYTES),
+        per_flow_bytes: share(peer.queue.bytes, peer.flow_quota).max(MOST_DATAGRAM_BYTES),
         aqm: peer.aqm,
     };
     let awaiting =

@@ -39,12 +39,16 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "`limits.queue_bytes`, and which peers are stalled",
         ),
         DropReason::FlowQuota => meaning(
-            "belongs to a flow that already held its share of the queue (`peer.quota`), or as much as may wait before the far end confirms it (`limits.pending_open_packets`)",
-            "that sender, `peer.quota`",
+            "belongs to a flow that already held its share of the queue (`peer.flow_quota`), or as much as may wait before the far end confirms it (`limits.pending_open_packets`)",
+            "that sender, `peer.flow_quota`",
         ),
         DropReason::Expired => meaning(
             "waited longer than `peer.queue.time`, in the kernel's buffer included; or was lost, and repaired after its deadline (`service.repair`)",
             "CPU, and whether the peer is connected",
+        ),
+        DropReason::OverRate => meaning(
+            "came although the peer had sent a tenth more than it was told to send (`peer.rate_receive` here)",
+            "the version and the configuration there",
         ),
         DropReason::TooLarge => meaning(
             "does not fit into one packet to the peer",

@@ -7,7 +7,7 @@
 //! | links, datagrams and Initials before the gate, what unauthenticated senders send, used knocks | `gate/src/properties.rs` |
 //! | lines of the control socket, key files, files of the host | `operator.rs` |
 //! | what HTTP/3 clients send | `http/src/connection/properties.rs` |
-//! | IP packets | `ip/src/properties.rs` |
+//! | IP packets | `ip/src/properties.rs`, `ip/src/map_properties.rs` |
 //! | datagrams in pieces | `dataplane/src/relay/properties.rs` |
 //! | repair of lost datagrams | `repair/src/properties.rs` |
 //! | datagrams of bench | `lab/src/bench/datagram.rs` |
@@ -25,6 +25,7 @@ pub use gate::{
     replay_log::properties::knock_journal,
 };
 pub use h3::connection::properties::{http_capsules, http_connection, http_fields};
+pub use ip::map::properties::ip_map;
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_tunnel_cut, ip_tunnel_merge, ip_view};
 pub use lab::bench::bench_datagram;
 pub use repair::properties::{repair_path, repair_peer};

@@ -93,6 +93,11 @@ fn the_corpus_of_packets_that_are_too_large() {
 }
 
 #[test]
+fn the_corpus_of_mapped_packets() {
+    replay("ip_map", 50, crate::fuzz::ip_map);
+}
+
+#[test]
 fn the_corpus_of_super_packets() {
     replay("ip_cut", 50, crate::fuzz::ip_cut);
 }

@@ -48,6 +48,7 @@ mod kernel_refusals;
 mod keys;
 mod liveness;
 mod malicious;
+mod map;
 mod memory_after_floods;
 mod mtu;
 mod multi_worker;

@@ -285,3 +285,123 @@ fn a_peer_without_lanes_is_held_to_the_rate_too() {
     run_unserved(&mut flood, 100);
     assert_eq!(came(&flood), 20, "and nothing was lost");
 }
+
+/// Datagrams that an exit has dropped because the peer sends more than it was told.
+fn over_rate(pair: &mut Pair) -> u64 {
+    let exit = pair.exit;
+    pair.world.metric(exit, "culvert_datagrams_dropped_total{direction=\"downlink\",reason=\"over_rate\"}")
+}
+
+/// The entry forgets what it was told, and sends all that it has.
+fn ignore_what_was_told(pair: &mut Pair) {
+    let now = pair.world.clock.now();
+    let entry = pair.entry;
+    for worker in &pair.world.agent(entry).workers {
+        for peer in worker.peers().iter() {
+            peer.data.relay.share.account.set_granted(None, now);
+        }
+    }
+}
+
+#[test]
+fn who_keeps_to_what_it_was_told_loses_nothing_at_the_far_end() {
+    for (seed, workers) in [(920, (1, 1)), (921, (3, 2))] {
+        let mut pair = Pair::with_workers(seed, workers, "", "rate_receive = \"10Mbit\"");
+        pair.wait_for_lanes(1);
+        let arrived = load(&mut pair, 4);
+        assert_unharmed(&arrived);
+        let all: f64 = (0..4).map(|place| arrived.mbit(place)).sum();
+        assert!((9.0..10.0).contains(&all), "{all} of 10 Mbit/s");
+        assert_eq!(over_rate(&mut pair), 0);
+        pair.assert_balanced();
+    }
+}
+
+#[test]
+fn a_peer_that_ignores_what_it_was_told_gets_a_tenth_more() {
+    for (seed, workers) in [(922, (1, 1)), (923, (3, 2))] {
+        let mut pair = Pair::with_workers(seed, workers, "", "rate_receive = \"10Mbit\"");
+        pair.wait_for_lanes(1);
+        ignore_what_was_told(&mut pair);
+        // 77 Mbit/s, of which a second's worth passes at once before the measurement begins.
+        let arrived = load(&mut pair, 4);
+        let all: f64 = (0..4).map(|place| arrived.mbit(place)).sum();
+        assert!((9.9..11.1).contains(&all), "{all} Mbit/s, told 10");
+        assert!(over_rate(&mut pair) > 20_000, "{}", over_rate(&mut pair));
+        pair.assert_balanced();
+        // Another rate is in effect at once, and none takes all.
+        let toml = pair.exit_toml.clone();
+        for (rate, least, most) in [("rate_receive = \"20Mbit\"", 19.0, 22.2), ("", 70.0, 80.0)] {
+            let exit = pair.exit;
+            pair.world.reload(exit, &toml.replace("rate_receive = \"10Mbit\"", rate)).unwrap();
+            pair.world.run(50 * MS);
+            ignore_what_was_told(&mut pair);
+            let arrived = load(&mut pair, 4);
+            let all: f64 = (0..4).map(|place| arrived.mbit(place)).sum();
+            assert!((least..most).contains(&all), "{all} Mbit/s with {rate:?}");
+        }
+        pair.assert_balanced();
+    }
+}
+
+#[test]
+fn the_streams_of_a_peer_that_ignores_what_it_was_told_wait() {
+    let mut pair = Pair::with_workers(925, (1, 1), "", "rate_receive = \"10Mbit\"");
+    pair.wait_for_lanes(1);
+    ignore_what_was_told(&mut pair);
+    let mut forward = ForwardLoad::open(&mut pair);
+    let mut begun = 0;
+    for ms in 0..6_000 {
+        forward.pump();
+        pair.world.run(MS);
+        // A second's worth passes at once.
+        if ms == 3_000 {
+            begun = forward.received;
+        }
+    }
+    let mbit = (forward.received - begun) as f64 * 8.0 / 3e6;
+    assert!((10.0..11.2).contains(&mbit), "{mbit} Mbit/s, told 10");
+    // Without the limit the same forward goes on, and is faster.
+    let (exit, toml) = (pair.exit, pair.exit_toml.clone());
+    pair.world.reload(exit, &toml.replace("rate_receive = \"10Mbit\"", "")).unwrap();
+    let begun = forward.received;
+    for _ in 0..2_000 {
+        forward.pump();
+        pair.world.run(MS);
+    }
+    let faster = (forward.received - begun) as f64 * 8.0 / 2e6;
+    assert!(faster > 2.0 * mbit, "{faster} Mbit/s after {mbit}");
+    pair.assert_balanced();
+}
+
+#[test]
+fn payloads_that_are_numbered_for_repair_count_too() {
+    let repair = "repair = { mode = \"retransmit\", max_overhead = 1.0 }";
+    let mut tunnel = Tunnel::with_ends(
+        924,
+        (1, 1),
+        (repair, crate::tunnel::ENTRY_TUN),
+        ("rate_receive = \"5Mbit\"", crate::tunnel::EXIT_TUN),
+    );
+    tunnel.pair.wait_for_lanes(1);
+    tunnel.run(2_000);
+    ignore_what_was_told(&mut tunnel.pair);
+    let [entry, exit] = tunnel.ends();
+    let mut bytes = 0;
+    for ms in 0..5_000_u32 {
+        for flow in 1..4 {
+            let recipe = Recipe { flow, payload: 1_000, ..Recipe::UDP };
+            tunnel.push(entry, 0, &Given::new(&recipe, How::Complete));
+        }
+        tunnel.run(1);
+        let written = tunnel.written(exit);
+        if ms >= 2_000 {
+            bytes += written.iter().map(Vec::len).sum::<usize>();
+        }
+    }
+    let mbit = bytes as f64 * 8.0 / 3e6;
+    assert!(mbit < 5.6, "{mbit} of 24 Mbit/s, told 5");
+    assert!(over_rate(&mut tunnel.pair) > 5_000, "{}", over_rate(&mut tunnel.pair));
+    tunnel.run(500);
+    tunnel.pair.assert_balanced();
+}

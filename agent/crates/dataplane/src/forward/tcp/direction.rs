@@ -268,6 +268,8 @@ impl TcpForward {
                 return tcp.shutdown_write().map(|()| false).map_err(|_| Broken::Tcp { ended: true });
             } else if moved >= BUDGET {
                 return Ok(true);
+            } else if !scratch.takes_streams {
+                return if stream::was_reset(quinn, stream) { Err(Broken::Stream) } else { Ok(false) };
             } else {
                 let parts = &mut scratch.parts;
                 let gathered = gather(quinn, stream, parts, scratch.piece)?;

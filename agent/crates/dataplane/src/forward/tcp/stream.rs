@@ -23,6 +23,8 @@ pub const RESET: VarInt = VarInt::from_u32(1);
 pub struct Scratch {
     /// The number of bytes that a forward may take at once and then hold; [`PIECE`] at most.
     pub piece: usize,
+    /// Whether streams are read now: the peer has not sent more than it may.
+    pub takes_streams: bool,
     /// What TCP is read into.
     pub blocks: Blocks,
     /// Parts of a stream on their way to TCP.
@@ -31,7 +33,12 @@ pub struct Scratch {
 
 impl Default for Scratch {
     fn default() -> Self {
-        Self { piece: PIECE, blocks: Blocks::default(), parts: Vec::with_capacity(MOST_PARTS) }
+        Self {
+            piece: PIECE,
+            takes_streams: true,
+            blocks: Blocks::default(),
+            parts: Vec::with_capacity(MOST_PARTS),
+        }
     }
 }
 

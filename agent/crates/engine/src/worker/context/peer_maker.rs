@@ -15,6 +15,7 @@ use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
     relay::{DatagramRelay, Numbering},
 };
+use ip::map::AddressMap;
 use rate::{AutoLimits, Limit, Share};
 
 use crate::{
@@ -37,6 +38,11 @@ pub(crate) fn limit_of(peer: &config::Peer) -> Limit {
     }
 }
 
+/// What the peer is told to send at most, in bytes a second.
+pub(crate) fn told_rate(peer: &config::Peer) -> Option<u64> {
+    peer.rate_receive.map(|bits| bits / 8)
+}
+
 /// Makes the peers of a worker.
 pub(crate) struct PeerMaker<'a> {
     pub(crate) config: &'a Config,
@@ -52,7 +58,9 @@ impl PeerMaker<'_> {
         let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
         // Exactly one worker dials a peer.
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
-        self.hub.rate(id).set_limit(limit_of(&peer), peer.rate_overhead, now);
+        let account = self.hub.rate(id);
+        account.set_limit(limit_of(&peer), peer.rate_overhead, now);
+        account.received().set(told_rate(&peer));
         Peer {
             origin,
             generation: 0,
@@ -60,6 +68,7 @@ impl PeerMaker<'_> {
             data: PeerData {
                 id,
                 standing: PeerStanding::Live,
+                map: AddressMap::new(&peer.map).map(Box::new),
                 relay: self.relay(id, &peer, parity, now),
                 config: peer,
                 link: None,

@@ -9,6 +9,7 @@
 //! | connections in the listen backlog | `backlog.rs` |
 //! | ends that vanish | `keepalive.rs` |
 //! | what is noted of forwards for operators | `sight.rs`; their list, and the end of one: `rows.rs` |
+//! | what a peer sends on streams beyond the rate that it was told | `toll.rs` |
 //! | the ports of `[[tcp]]` after a reload | `reload.rs` |
 
 use std::net::SocketAddr;
@@ -31,6 +32,7 @@ mod reload;
 mod rows;
 mod serve;
 mod sight;
+mod toll;
 
 /// A TCP forward and the stream that carries it.
 struct OpenForward {

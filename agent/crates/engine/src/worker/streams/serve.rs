@@ -29,7 +29,7 @@ use crate::{
         },
         report::stats::{TcpEnd, TcpRefusal},
         session::Sessions,
-        streams::{OpenForward, TcpForwards, keepalive, sight::Sight},
+        streams::{OpenForward, TcpForwards, keepalive, sight::Sight, toll::Toll},
     },
 };
 
@@ -304,8 +304,9 @@ impl TcpForwards {
         };
         self.passes += 1;
         let (before, held) = (forward.bytes(), forward.held());
-        self.scratch.piece = cx.hub.streams.piece();
         let tried = forward.place().cloned();
+        let toll = Toll::of(cx, peer, now);
+        (self.scratch.piece, self.scratch.takes_streams) = (cx.hub.streams.piece(), toll.takes_streams());
         let pumped = forward.pump(quinn, order, &mut self.scratch, cause, now);
         let rtt = quinn.rtt();
         let (token, after) = (forward.token(), forward.bytes());
@@ -326,6 +327,7 @@ impl TcpForwards {
         if let Some(at) = forward.look_at(credit.is_some()) {
             cx.timers.arm(Timer::Tcp(id), at);
         }
+        toll.settle(cx, id, delivered, now);
         cx.forward_moved(peer, sight, [after.0 - before.0, delivered], forward.waits(), now);
         if self.keepalives.served(id, now) {
             cx.timers.arm(Timer::Keepalive, now + keepalive::TICK);

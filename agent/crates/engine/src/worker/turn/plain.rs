@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use base::ids::{LaneRef, PeerId};
-use dataplane::relay::DropReason;
+use dataplane::{datapath::downlink::Came, relay::DropReason};
 use net::batch::Meta;
 use quinn_proto::ConnectionHandle;
 
@@ -70,7 +70,9 @@ impl Worker {
             }
             taken += self.data.batch.len() as u64;
             let mut cost = 0;
-            self.downlink(now, |downlink, batch| cost = downlink.frames(batch, LaneRef { peer, lane: 0 }));
+            self.downlink(now, |downlink, batch| {
+                cost = downlink.frames(batch, LaneRef { peer, lane: 0 }, Came::ByConnection);
+            });
             self.charge_plain(handle, peer, cost, false);
         };
         if is_all {

@@ -12,6 +12,7 @@ use std::{mem, sync::Arc, time::Instant};
 use base::{ids::PeerId, throttle::Throttle};
 use config::{self, Config, Limits, Service};
 use dataplane::{lanes::LaneId, relay::Origin};
+use ip::map::AddressMap;
 use wire::messages::CloseReason;
 
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
     worker::{
         context::{
             Context,
-            peer_maker::limit_of,
+            peer_maker::{limit_of, told_rate},
             timer::{LOG_INTERVAL, Timer},
         },
         lanes::LaneHost,
@@ -109,16 +110,18 @@ impl Worker {
         #[rustfmt::skip]
         let config::Peer {
             public_keys, preshared_keys, endpoints, services, rate_overhead, repair, allowed_ips, addresses, priority, weight,
+            map,
             // In `limit_of`; the peer is told of some (`Conn::follow`).
             rate: _, rate_min: _, rate_max: _, rate_receive: _,
             // Bounds of the relay, or read where they are used.
-            name: _, origin, preshared_key_files: _, keepalive: _, drop: _, quota: _, queue: _, aqm: _, dscp: _,
+            name: _, origin, preshared_key_files: _, keepalive: _, drop: _, flow_quota: _, queue: _, aqm: _, dscp: _,
             // At the next connection.
             lanes: _, profile: _, congestion: _, thin: _,
         } = &*wanted;
         if peer.origin != PeerOrigin::Open {
             peer.origin = (*origin).into();
         }
+        peer.data.map = AddressMap::new(map).map(Box::new);
         peer.data.relay.set_bounds(&wanted, &cx.config.limits);
         peer.data.allowances.set(&cx.config.limits);
         if old.public_keys != *public_keys {
@@ -144,6 +147,7 @@ impl Worker {
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
+        cx.hub.rate(id).received().set(told_rate(&wanted));
         let limit = limit_of(&wanted);
         let is_other_rate = (limit_of(&old), old.rate_overhead) != (limit, *rate_overhead);
         if is_other_rate {

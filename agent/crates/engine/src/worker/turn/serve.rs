@@ -8,7 +8,7 @@ use std::{
 use base::ids::LaneRef;
 use dataplane::{
     datapath::{
-        downlink::{Downlink, Position, Received},
+        downlink::{Came, Downlink, Position, Received},
         segments::{Segments, Sending},
         shares,
         work::{FRAMES_PER_UNIT, HANDED_PER_TURN, PER_TURN},
@@ -70,7 +70,7 @@ impl Worker {
                     let mut cost = 0;
                     self.take_batches(&hand_off, waited, |worker| {
                         worker.downlink(now, |downlink, batch| {
-                            cost += downlink.frames(batch, LaneRef { peer, lane });
+                            cost += downlink.frames(batch, LaneRef { peer, lane }, Came::FromWorker);
                         });
                     });
                     self.data.notes.shares.charge_handed(peer, cost);
