@@ -213,7 +213,6 @@ impl Agent {
     ///
     /// # Panics
     /// When the command fails.
-    #[must_use]
     #[track_caller]
     pub fn ask(&self, args: &[&str]) -> String {
         self.ask_by(&self.binary, args)

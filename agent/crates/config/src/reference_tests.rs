@@ -216,7 +216,6 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "transport.listen" => "[\"0.0.0.0:4434\"]",
         "access.services" => "[\"dns\"]",
         "peer.services" | "user.services" => "[]",
-        "service.upstream" => "\"127.0.0.1:5999\"",
         "service.allow" | "service.deny" => "[\"10.7.0.0/16\"]",
         "user.password_key" => "\"AAAAAAAAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\"",
         "user.networks" => "[\"[fd01::/64]:443\"]",

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use gate::password::PasswordKey;
 
 use crate::{
-    Config, NewUser, PeerOrigin, Service,
+    Config, NewUser, PeerOrigin,
     change::{KeyValue, PeerChange},
     reload::{self, Kind},
     reload_tests::parse,
