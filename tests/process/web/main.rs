@@ -79,11 +79,11 @@ fn curl_meets_the_site_over_both_versions() {
         assert!(trace.ends_with(" 405"), "{trace}");
     }
     let samples = bed.agent.samples();
-    for version in ["1", "2"] {
+    for version in ["http1", "http2"] {
         let count = |outcome| {
             samples.count("culvert_http_tcp_requests_total", &[("version", version), ("outcome", outcome)])
         };
-        assert_eq!((count("site"), count("broken_off"), count("method")), (6, 1, 1), "HTTP/{version}");
+        assert_eq!((count("site"), count("broken_off"), count("method")), (6, 1, 1), "{version}");
     }
 }
 
@@ -141,7 +141,7 @@ fn websockets_reach_the_site_over_both_versions() {
     let Some(bed) = Bed::new("websocket", NEEDS, "ec:P-256", "") else { return };
     assert_eq!(bed.visit("websocket"), "AcceptConnection CloseConnection 1000");
     assert_eq!(bed.visit("websocket2"), "200 3000 1000");
-    for version in ["1", "2"] {
+    for version in ["http1", "http2"] {
         let labels = [("version", version), ("outcome", "websocket")];
         bed.agent.wait_for_count("culvert_http_tcp_requests_total", &labels, 1);
     }
@@ -180,7 +180,7 @@ fn hostile_frames_end_their_connection_and_are_counted() {
     let many = "y".repeat(20 << 10);
     let page = bed.curl(&["--http1.1", "--include", "--header", &format!("x-many: {many}")], "/echo");
     assert!(page.starts_with("HTTP/1.1 431"), "{page}");
-    for version in ["1", "2"] {
+    for version in ["http1", "http2"] {
         let labels = [("version", version), ("outcome", "too_large")];
         bed.agent.wait_for_count("culvert_http_tcp_requests_total", &labels, 1);
     }

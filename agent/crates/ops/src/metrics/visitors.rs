@@ -11,9 +11,9 @@ base::labelled! {
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub enum HttpVersion {
         /// HTTP/1.1, and 1.0.
-        Http1 => "1",
+        Http1 => "http1",
         /// HTTP/2.
-        Http2 => "2",
+        Http2 => "http2",
     }
 }
 
