@@ -1,6 +1,6 @@
 //! What an operator is shown: what the workers published, and what they say when they are asked.
 
-use std::{collections::BTreeMap, net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, fs, net::Ipv6Addr, path::Path, sync::Arc, time::Duration};
 
 use base::ids::PeerId;
 use config::{Config, Tun};
@@ -64,6 +64,8 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         lanes: lanes_of(listed.id, &views, &mut room),
         stream_connections: stream_connections_of(listed.id, &views),
         link_local: link_local(listed, &config),
+        public_keys: listed.peer.public_keys.iter().map(ToString::to_string).collect(),
+        allowed_ips: listed.peer.allowed_ips.iter().map(ToString::to_string).collect(),
         ..status_of(listed, &published)
     });
     let mut peers: Vec<PeerStatus> = peers.collect();
@@ -77,6 +79,8 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     let refusals = latest.iter().rev().map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds));
     let mut status = Status {
         software: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: running.commit.map(str::to_owned),
+        host: host_name(),
         public_key: running.own_key.to_string(),
         uptime_seconds: now.saturating_duration_since(running.since).as_secs_f64(),
         workers: config.worker_count(),
@@ -98,6 +102,13 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     };
     status.explain();
     status
+}
+
+/// The name of this host; empty if the kernel does not say it.
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // The kernel's word for a host without a name.
+    name.trim().trim_start_matches("(none)").to_owned()
 }
 
 /// What is wrong with files of the directory of peers, as many as a terminal shows.

@@ -67,7 +67,7 @@ impl Worker {
         let control = endpoint::control(&setup, &ids, rng.random())?;
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { hub, metrics, tun, site, .. } = setup;
+        let Setup { hub, metrics, tun, site, software, .. } = setup;
         hub.streams.set_most(config.limits.stream_bytes);
         let gate = Gate::new(GateParts {
             own: Arc::clone(&own),
@@ -102,6 +102,7 @@ impl Worker {
         let mut made = Self {
             cx: Context {
                 id,
+                software,
                 identity,
                 hub,
                 registry,
