@@ -1,7 +1,13 @@
-//! Names what the binary is built from: the profile, which `culvert demo` says because figures depend on it, and the whole
-//! version, which `culvert --version` says.
+//! Names what the binary is built from: the profile, which `culvert demo` says because figures depend on it, the commit, which
+//! the daemon tells peers and operators, and the whole version, which `culvert --version` says.
 
 use std::{env, ffi::OsStr, fs, path::Path, process::Command};
+
+/// What stands for the commit of a build for development.
+const NO_COMMIT: &str = "no commit";
+
+/// What stands for the commit of sources that do not say it.
+const UNKNOWN_COMMIT: &str = "commit unknown";
 
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
@@ -13,8 +19,10 @@ fn main() {
 
     let (version, target) = (variable("CARGO_PKG_VERSION"), variable("TARGET"));
     // A build for development names no commit: it would be built anew after each.
-    let commit = if variable("PROFILE") == "debug" { "no commit".to_owned() } else { commit() };
+    let commit = if variable("PROFILE") == "debug" { NO_COMMIT.to_owned() } else { commit() };
     println!("cargo::rustc-env=CULVERT_VERSION={version} ({commit}, {profile}, {target})");
+    let known = if [NO_COMMIT, UNKNOWN_COMMIT].contains(&commit.as_str()) { "" } else { &commit };
+    println!("cargo::rustc-env=CULVERT_BUILT_FROM={known}");
 }
 
 /// The commit and its date, from the first that knows it: who builds, the archive that the sources come from, git.
@@ -26,7 +34,7 @@ fn commit() -> String {
     let archived = || fs::read_to_string("commit").ok().filter(|commit| !commit.starts_with("$Format"));
     match given.or_else(archived) {
         Some(commit) => shortened(commit.trim()),
-        None => checked_out().unwrap_or_else(|| "commit unknown".to_owned()),
+        None => checked_out().unwrap_or_else(|| UNKNOWN_COMMIT.to_owned()),
     }
 }
 

@@ -54,7 +54,7 @@ use tokio::{
 
 use crate::{
     admin::{self, Admin, PageSlot},
-    site, tunnels, web_server,
+    program, site, tunnels, web_server,
 };
 
 /// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
@@ -95,9 +95,7 @@ impl Daemon {
         let workers = config.worker_count();
         let health = Arc::new(Health::new(usize::from(workers), now));
         let snapshots = Arc::<Snapshots>::default();
-        let metrics =
-            Metrics::new(env!("CARGO_PKG_VERSION"), workers, Arc::clone(&snapshots), Arc::clone(&health));
-        let metrics = Arc::new(metrics);
+        let metrics = Arc::new(metrics_of(workers, &snapshots, &health));
         let admin = config.admin.listen;
         let admin = admin.map(|at| AdminThread::start(at, &config.admin, &metrics, &health)).transpose()?;
         let config = Arc::new(config);
@@ -140,6 +138,7 @@ impl Daemon {
                 ready,
                 instance,
                 seed: rand::random(),
+                software: program::software().into(),
                 worker,
                 hub,
                 metrics,
@@ -157,6 +156,7 @@ impl Daemon {
         let running = Arc::new(Running {
             config: ArcSwap::new(Arc::clone(&config)),
             own_key: identity.public_key(),
+            commit: program::COMMIT,
             snapshots,
             inboxes,
             metrics: Arc::clone(&metrics),
@@ -404,6 +404,11 @@ fn open_interfaces(config: &Config) -> Option<Arc<Interfaces>> {
             None
         }
     }
+}
+
+fn metrics_of(workers: u8, snapshots: &Arc<Snapshots>, health: &Arc<Health>) -> Metrics {
+    let (version, commit) = (program::VERSION, program::COMMIT);
+    Metrics::new(version, commit, workers, Arc::clone(snapshots), Arc::clone(health))
 }
 
 /// Gives the status page, if it is served, what it shows.

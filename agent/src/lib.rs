@@ -10,6 +10,7 @@ pub mod doctor;
 pub mod hook;
 pub mod notify;
 mod out;
+mod program;
 pub mod run;
 pub mod service;
 mod site;

@@ -78,7 +78,7 @@ async fn started(config: config::Admin, start: Instant, header_timeout: Duration
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let health = Arc::new(Health::new(2, start));
-    let metrics = Arc::new(Metrics::new("1.2.3", 2, Arc::default(), Arc::clone(&health)));
+    let metrics = Arc::new(Metrics::new("1.2.3", None, 2, Arc::default(), Arc::clone(&health)));
     let (stop, stopping) = watch::channel(false);
     let admin = Admin::new(config, Arc::clone(&metrics), Arc::clone(&health), clock);
     let page = admin.page.clone();
@@ -131,7 +131,7 @@ async fn metrics_are_served_in_the_text_format() {
     let (status, head, body) = server.ask("GET", "/metrics?ignored=1").await;
     assert_eq!(status, 200);
     assert!(head.contains("content-type: text/plain; version=0.0.4"), "{head}");
-    assert!(body.contains("culvert_build_info{version=\"1.2.3\"} 1\n"), "{body}");
+    assert!(body.contains("culvert_build_info{commit=\"\",version=\"1.2.3\"} 1\n"), "{body}");
     assert!(body.contains("culvert_ready 0\n"));
     server.health.set_ready(true);
     assert!(server.ask("GET", "/metrics").await.2.contains("culvert_ready 1\n"));
@@ -466,7 +466,7 @@ async fn stopping_closes_idle_connections_and_the_listener() {
 async fn a_lost_sender_stops_the_server() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let health = Arc::new(Health::new(0, clock()));
-    let metrics = Arc::new(Metrics::new("1.2.3", 0, Arc::default(), Arc::clone(&health)));
+    let metrics = Arc::new(Metrics::new("1.2.3", None, 0, Arc::default(), Arc::clone(&health)));
     let (sender, stopping) = watch::channel(false);
     drop(sender);
     let serving = serve(listener, Admin::new(config::Admin::default(), metrics, health, clock), stopping);

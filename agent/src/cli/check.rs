@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use config::Config;
 
-use super::Failure;
+use super::{Failure, reach::DEFAULT_CONFIG};
 use crate::out;
 
 /// Validate a configuration file and the identity that it names, without starting anything
 #[derive(Debug, Args)]
 pub(super) struct Check {
     /// The configuration file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 }
 

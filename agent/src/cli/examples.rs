@@ -23,10 +23,22 @@ pub(super) fn of(name: &str) -> Vec<&'static Example> {
     EXAMPLES.iter().filter(|example| example.line.split(' ').nth(1) == Some(name)).collect()
 }
 
+/// Those of one of its own subcommands, as in `culvert peer add`.
+pub(super) fn of_inner(name: &str, inner: &str) -> Vec<&'static Example> {
+    let mut all = of(name);
+    all.retain(|example| example.line.split(' ').nth(2) == Some(inner));
+    all
+}
+
 /// The same as the end of the help.
 pub(super) fn help(name: &str) -> String {
-    let example = |example: &Example| format!("  # {}\n  {}", example.purpose, example.line);
-    format!("Examples:\n{}", of(name).into_iter().map(example).collect::<Vec<_>>().join("\n"))
+    as_help(&of(name))
+}
+
+/// Examples as the end of a help.
+pub(super) fn as_help(examples: &[&Example]) -> String {
+    let example = |example: &&Example| format!("  # {}\n  {}", example.purpose, example.line);
+    format!("Examples:\n{}", examples.iter().map(example).collect::<Vec<_>>().join("\n"))
 }
 
 /// Where to begin: on the page of `culvert` itself.
@@ -66,6 +78,14 @@ const EXAMPLES: &[Example] = &[
     to("a new identity", "culvert keygen --out /etc/culvert/identity.key"),
     to("a key that this agent and the peer \"branch\" share", "culvert genpsk --out /etc/culvert/branch.psk"),
     to("what others need to know of it", "culvert pubkey /etc/culvert/identity.key"),
+    to(
+        "what a wg0.conf comes to, and what the other hosts need",
+        "culvert import wg /etc/wireguard/wg0.conf",
+    ),
+    to(
+        "the same, written, with a key",
+        "culvert import wg /etc/wireguard/wg0.conf --out /etc/culvert/agent.toml --advertise gw.example.net:51820",
+    ),
     to("what to give to those who dial us", "culvert link --config /etc/culvert/agent.toml"),
     to("before a start or a reload", "culvert check --config /etc/culvert/agent.toml"),
     to("the daemon, in the foreground", "culvert run --config /etc/culvert/agent.toml"),
@@ -81,6 +101,7 @@ const EXAMPLES: &[Example] = &[
     to("what a changed configuration would do", "culvert reload --dry-run"),
     to("do it", "culvert reload"),
     to("who is known", "culvert peer list"),
+    to("the same for a program", "culvert peer list --json"),
     to(
         "let in who dials us, with an inner address",
         concat!("culvert peer add branch ", key!(), " --allowed-ip 10.9.0.2/32"),
@@ -111,6 +132,7 @@ const EXAMPLES: &[Example] = &[
         "through two agents: a UDP port of the entry, the upstream of the exit",
         "culvert bench --to 127.0.0.1:5301 --sink 127.0.0.1:5201 --rate 2G",
     ),
+    to("before the agent runs, and whenever something is odd", "culvert doctor"),
     to("what a port of ours tells anybody", "culvert doctor --probe gw.example.net:4433"),
     to(
         "three exits behind this host's address",
@@ -148,6 +170,11 @@ mod tests {
             assert!(!of(name).is_empty(), "add examples of {name} to cli/examples.rs");
             let end = command.get_after_long_help().map(ToString::to_string);
             assert_eq!(end.as_deref(), Some(help(name).as_str()), "{name}: with_examples in cli/mod.rs");
+        }
+        for inner in Cli::command().find_subcommand("peer").unwrap().get_subcommands() {
+            let name = inner.get_name();
+            let end = inner.get_after_long_help().map(ToString::to_string).unwrap_or_default();
+            assert!(end.contains(&format!("culvert peer {name}")), "add examples of peer {name}");
         }
         for Example { line, .. } in EXAMPLES {
             let name = line.split(' ').nth(1).unwrap_or_default();

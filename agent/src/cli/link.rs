@@ -6,14 +6,14 @@ use clap::Args;
 use config::{Config, Transport};
 use gate::identity::{Endpoint, ShareLink};
 
-use super::Failure;
+use super::{Failure, reach::DEFAULT_CONFIG};
 use crate::out;
 
 /// Print the link by which others dial this agent
 #[derive(Debug, Args)]
 pub(super) struct Link {
     /// The configuration file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 }
 

@@ -94,8 +94,10 @@ fn page(command: &Command, parent: Option<&str>) -> io::Result<String> {
         match parent {
             None => all_examples(roff, examples::FIRST_STEPS.iter().collect()),
             Some(ROOT) => all_examples(roff, examples::of(command.get_name())),
-            // The parent's page has them.
-            Some(_) => {}
+            Some(parent) => {
+                let parent = parent.strip_prefix("culvert-").unwrap_or(parent);
+                all_examples(roff, examples::of_inner(parent, command.get_name()));
+            }
         }
         see_also(roff, command, parent);
     })?;

@@ -3,7 +3,10 @@
 //! Exit codes: 0 done · 1 failed while working · 2 wrong usage or wrong configuration. `doctor` has its own reading of them:
 //! 0 nothing above a note · 1 warnings · 2 errors, which are what keeps the agent from starting or a peer from being reached.
 
-use std::{env, process::ExitCode};
+use std::{
+    env,
+    process::{self, ExitCode},
+};
 
 use clap::{
     Parser, Subcommand,
@@ -23,6 +26,7 @@ mod examples;
 mod fleet;
 mod forward;
 mod genpsk;
+mod import;
 mod init;
 mod keygen;
 mod link;
@@ -30,7 +34,7 @@ mod manual;
 mod peer;
 mod pubkey;
 mod qlog;
-mod reach;
+pub(crate) mod reach;
 mod reference;
 mod reload;
 mod run;
@@ -53,6 +57,7 @@ enum Command {
     Keygen(keygen::Keygen),
     Pubkey(pubkey::Pubkey),
     Genpsk(genpsk::Genpsk),
+    Import(import::Import),
     Link(link::Link),
     Check(check::Check),
     Run(run::Run),
@@ -77,8 +82,12 @@ fn with_examples(command: clap::Command) -> clap::Command {
     if command.is_hide_set() {
         return command;
     }
-    let help = examples::help(command.get_name());
-    command.after_long_help(help)
+    let name = command.get_name().to_owned();
+    let command = command.mut_subcommands(|inner| {
+        let own = examples::of_inner(&name, inner.get_name());
+        if own.is_empty() { inner } else { inner.after_long_help(examples::as_help(&own)) }
+    });
+    command.after_long_help(examples::help(&name))
 }
 
 /// Why a subcommand failed; it decides the exit code.
@@ -131,12 +140,23 @@ fn with_spelling(mut error: clap::Error, words: &[String]) -> clap::Error {
     error
 }
 
+/// Ends the process with what is wrong with the command line, or with the help that was asked for.
+fn end(error: &clap::Error) -> ! {
+    if error.use_stderr() {
+        // As all our errors begin.
+        let text = error.render().to_string();
+        out::complain(&text.trim_end().replacen("error: ", "culvert: ", 1));
+        process::exit(error.exit_code());
+    }
+    error.exit()
+}
+
 impl Cli {
     /// Reads the command line; ends the process if that is wrong, or asks for help.
     #[must_use]
     pub fn read() -> Self {
         let words: Vec<String> = env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
-        Self::try_parse().unwrap_or_else(|error| with_spelling(error, &words).exit())
+        Self::try_parse().unwrap_or_else(|error| end(&with_spelling(error, &words)))
     }
 
     /// Does what the command line asks, and tells the operator if that failed.
@@ -147,6 +167,7 @@ impl Cli {
             Command::Keygen(command) => command.execute(),
             Command::Pubkey(command) => command.execute(),
             Command::Genpsk(command) => command.execute(),
+            Command::Import(command) => command.execute(),
             Command::Link(command) => command.execute(),
             Command::Check(command) => command.execute(),
             Command::Run(command) => command.execute(),

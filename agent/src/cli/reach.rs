@@ -13,7 +13,7 @@ use ops::control_socket::{
 use super::Failure;
 
 /// Where the configuration is when it is not named.
-pub(super) const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";
+pub(crate) const DEFAULT_CONFIG: &str = "/etc/culvert/agent.toml";
 
 /// Which daemon.
 #[derive(Clone, Debug, Args)]

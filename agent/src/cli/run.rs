@@ -8,14 +8,14 @@ use config::Config;
 use net::process;
 use ops::log;
 
-use super::Failure;
+use super::{Failure, reach::DEFAULT_CONFIG};
 use crate::run::{self, Signals};
 
 /// Run the daemon until SIGTERM or SIGINT; SIGHUP reloads its configuration
 #[derive(Debug, Args)]
 pub(super) struct Run {
     /// The configuration file
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", default_value = DEFAULT_CONFIG)]
     config: PathBuf,
 }
 

@@ -29,6 +29,8 @@ pub struct Facts {
     pub service: Service,
     /// A daemon that runs with it.
     pub daemon: Daemon,
+    /// Whether the file of its program is not the one any more that it was started from.
+    pub daemon_replaced: bool,
     pub kernel: Kernel,
     /// How much the host gives to the agent.
     pub limits: Limits,
@@ -221,6 +223,8 @@ pub struct Network {
     pub unprivileged_ports: Option<u64>,
     /// `net.ipv4.ip_forward`; `None`: there is no such protocol.
     pub forwards_ipv4: Option<bool>,
+    /// Whether the kernel sends ICMP redirects into the device of the tunnel; `None`: there is none, or no such protocol.
+    pub sends_redirects: Option<bool>,
     /// `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
     pub forwards_ipv6: Option<bool>,
     /// The interfaces whose router advertisements give this host its IPv6 default route, and which ignore them once the

@@ -7,6 +7,7 @@ use config::{Config, Knock, defaults};
 use super::{
     Check, Finding, Severity,
     facts::{Daemon, Facts, Found, NamedPath},
+    programs,
     unit::NAME,
 };
 
@@ -189,16 +190,11 @@ fn give(facts: &Facts, folder: &Path) -> String {
 
 /// The daemon that runs with this configuration.
 pub(super) fn daemon(facts: &Facts) -> Option<Finding> {
-    let ours = env!("CARGO_PKG_VERSION");
     let at = |value: &str| Finding::ok(Check::Daemon, "daemon", value);
     Some(match &facts.daemon {
         Daemon::Unasked => return None,
         Daemon::Absent => at("does not run"),
-        Daemon::Running(status) => at(&format!("runs, version {}", status.software)).note_if(
-            status.software != ours,
-            format!("another version than that of this command, {ours}"),
-            "systemctl restart culvert",
-        ),
+        Daemon::Running(status) => programs::daemon(facts, status),
         Daemon::Mute(why) => at("seems to run").note(
             format!("it cannot be asked, so that its peers are neither looked at nor dialled: {why}"),
             facts.service.look(),

@@ -1,6 +1,7 @@
 //! Reading the facts: files, `/proc`, the kernel by way of `net/src/`, the control socket. Changes nothing.
 
 use std::{
+    ffi::OsStr,
     fs, io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
     os::unix::{ffi::OsStrExt, fs::MetadataExt},
@@ -35,6 +36,7 @@ use super::{
     limits::wanted_buffer,
     lookup, unit,
 };
+use crate::cli::reach::DEFAULT_CONFIG;
 
 /// What is to be looked at.
 #[derive(Clone, Debug)]
@@ -54,11 +56,16 @@ pub struct Options {
 pub fn gather(options: &Options) -> (Facts, Option<Config>) {
     let (file, config, identity) = read_config(options.config.as_deref());
     let of_config = config.as_ref();
+    let file_path = file.path.clone();
     let mut facts = Facts {
         service: unit::service(Path::new("/"), file.path.as_deref()),
         file,
         files: of_config.map(files).unwrap_or_default(),
         daemon: of_config.map(daemon).unwrap_or_default(),
+        daemon_replaced: file_path
+            .as_deref()
+            .and_then(process_of)
+            .is_some_and(|process| is_replaced(&process)),
         kernel: kernel(),
         limits: limits(of_config, options.rate),
         clock: Clock { unix_seconds: SystemClock.unix_seconds(), state: host::clock().ok() },
@@ -161,11 +168,13 @@ fn found(path: &Path) -> Found {
 
 /// Asks the daemon; where it cannot be asked, looks for traces of one.
 fn daemon(config: &Config) -> Daemon {
-    let trace = || match (is_running(config.path.as_deref()), folder::is_taken(&config.state_dir)) {
-        (true, _) => Daemon::Mute("a process runs with this configuration".to_owned()),
-        (false, Ok(true)) => Daemon::Mute(format!("somebody holds {}", config.state_dir.display())),
-        (false, Ok(false) | Err(_)) => Daemon::Absent,
-    };
+    let trace =
+        || match (config.path.as_deref().and_then(process_of).is_some(), folder::is_taken(&config.state_dir))
+        {
+            (true, _) => Daemon::Mute("a process runs with this configuration".to_owned()),
+            (false, Ok(true)) => Daemon::Mute(format!("somebody holds {}", config.state_dir.display())),
+            (false, Ok(false) | Err(_)) => Daemon::Absent,
+        };
     let Some(socket) = &config.control else { return trace() };
     match client::ask(socket, &Request::Status(Scope::default()), env!("CULVERT_VERSION")) {
         Ok(Answer::Status { status }) => Daemon::Running(status),
@@ -175,22 +184,34 @@ fn daemon(config: &Config) -> Daemon {
     }
 }
 
-/// Whether a process `… run … --config FILE` has this file; those of other users are not seen everywhere.
-fn is_running(config: Option<&Path>) -> bool {
-    let Some(ours) = config.and_then(|path| fs::canonicalize(path).ok()) else { return false };
-    let Ok(processes) = fs::read_dir("/proc") else { return false };
-    processes.flatten().any(|process| {
-        let of = process.path();
-        let words = fs::read(of.join("cmdline")).unwrap_or_default();
+/// The folder in `/proc` of a process `culvert run` that has this file; those of other users are not seen everywhere.
+fn process_of(config: &Path) -> Option<PathBuf> {
+    let ours = fs::canonicalize(config).ok()?;
+    let processes = fs::read_dir("/proc").ok()?;
+    processes.flatten().map(|process| process.path()).find(|process| {
+        let words = fs::read(process.join("cmdline")).unwrap_or_default();
         let words: Vec<&[u8]> = words.split(|byte| *byte == 0).collect();
-        let Some(run) = words.iter().position(|word| *word == b"run") else { return false };
-        let file = words[run..].iter().zip(words[run..].iter().skip(1)).find_map(|(option, value)| {
-            option.strip_prefix(b"--config=").or_else(|| (*option == b"--config").then_some(*value))
-        });
-        let Some(file) = file.map(std::ffi::OsStr::from_bytes) else { return false };
-        let folder = fs::read_link(of.join("cwd")).unwrap_or_default();
-        fs::canonicalize(folder.join(file)).is_ok_and(|theirs| theirs == ours)
+        let Some(file) = config_of(&words) else { return false };
+        let folder = fs::read_link(process.join("cwd")).unwrap_or_default();
+        fs::canonicalize(folder.join(OsStr::from_bytes(file))).is_ok_and(|theirs| theirs == ours)
     })
+}
+
+/// The configuration of a command line `… run … --config FILE`; without the option the one that `culvert run` has.
+fn config_of<'a>(words: &[&'a [u8]]) -> Option<&'a [u8]> {
+    let run = words.iter().position(|word| *word == b"run")?;
+    let options = words[run..].iter().zip(words[run..].iter().skip(1));
+    let named = options.into_iter().find_map(|(option, value)| {
+        option.strip_prefix(b"--config=").or_else(|| (*option == b"--config").then_some(*value))
+    });
+    let program = words.first()?.rsplit(|byte| *byte == b'/').next();
+    named.or_else(|| (run == 1 && program == Some(b"culvert")).then_some(DEFAULT_CONFIG.as_bytes()))
+}
+
+/// Whether the file that a process was started from is not there any more: an upgrade has put another in its place.
+fn is_replaced(process: &Path) -> bool {
+    fs::read_link(process.join("exe"))
+        .is_ok_and(|program| program.as_os_str().as_bytes().ends_with(b" (deleted)"))
 }
 
 fn ports(config: &Config) -> Vec<Port> {
@@ -377,6 +398,7 @@ fn network(peers: &[Peer], ports: Vec<Port>, config: Option<&Config>) -> Network
         ports,
         unprivileged_ports: parameter("net/ipv4/ip_unprivileged_port_start"),
         forwards_ipv4: on("net/ipv4/ip_forward"),
+        sends_redirects: sends_redirects(config),
         forwards_ipv6: on("net/ipv6/conf/all/forwarding"),
         advertised: lookup::advertised(&read("/proc/net/ipv6_route"), |name| {
             parameter(&format!("net/ipv6/conf/{name}/accept_ra")) == Some(1)
@@ -390,6 +412,14 @@ fn network(peers: &[Peer], ports: Vec<Port>, config: Option<&Config>) -> Network
         }),
         interfaces,
     }
+}
+
+/// Whether the kernel sends redirects into the device of the tunnel. The agent turns off those of the device that it makes.
+fn sends_redirects(config: Option<&Config>) -> Option<bool> {
+    let tun = config?.tun.as_ref()?;
+    let of = |name: &str| parameter(&format!("net/ipv4/conf/{name}/send_redirects"));
+    // Either of the two is enough.
+    Some(of("all")? != 0 || of(&tun.name).unwrap_or(0) != 0)
 }
 
 type Links = (Vec<(String, u8)>, Vec<(String, bool)>);
@@ -463,6 +493,19 @@ mod tests {
         assert_eq!(cpu_quota("4:memory:/box\n1:cpu:/box\n", root.path()), Some(0.5));
         fs::write(v1.join("cpu.cfs_quota_us"), "-1\n").unwrap();
         assert_eq!(cpu_quota("1:cpu:/box\n", root.path()), None);
+    }
+
+    #[test]
+    fn a_daemon_is_found_by_its_command_line() {
+        let of = |line: &str| {
+            let words: Vec<&[u8]> = line.split(' ').map(str::as_bytes).collect();
+            config_of(&words).map(|file| String::from_utf8_lossy(file).into_owned())
+        };
+        assert_eq!(of("/usr/bin/culvert run --config a.toml ").as_deref(), Some("a.toml"));
+        assert_eq!(of("strace -f culvert run --config=b.toml ").as_deref(), Some("b.toml"));
+        assert_eq!(of("/usr/bin/culvert run ").as_deref(), Some(DEFAULT_CONFIG));
+        assert_eq!(of("cargo run "), None);
+        assert_eq!(of("culvert status --config a.toml "), None);
     }
 
     #[test]

@@ -7,7 +7,7 @@
 //! | how that is read from the host | `gather.rs`, `lookup.rs`; the system calls are in `net/src/host.rs` |
 //! | what a systemd unit gives the daemon | `unit.rs` |
 //! | how peers are dialled, if nobody else does | `dial.rs` |
-//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `routing.rs`, `peers.rs`, `paths.rs`, `web.rs` |
+//! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `routing.rs`, `peers.rs`, `programs.rs`, `paths.rs`, `web.rs` |
 //! | how findings are printed | `report.rs` |
 //!
 //! Nothing is changed, and nothing is sent but questions for names and, if no daemon runs, the handshakes with the peers that
@@ -25,6 +25,7 @@ mod lookup;
 mod network;
 mod paths;
 mod peers;
+mod programs;
 mod report;
 mod routing;
 #[cfg(test)]
@@ -110,7 +111,7 @@ checks! {
     StateFolder = "state-folder" in Configuration,
     /// The control socket can be made.
     ControlFolder = "control-folder" in Configuration,
-    /// A daemon runs, and is of this version.
+    /// A daemon runs, and is the program that a restart would start.
     Daemon = "daemon" in Configuration,
     /// The kernel is new enough.
     KernelVersion = "kernel-version" in Kernel,
@@ -151,6 +152,8 @@ checks! {
     StatusPage = "status-page" in Network,
     /// Packets are forwarded between peers and networks.
     Forwarding = "forwarding" in Network,
+    /// Peers whose packets pass through here are not told that there is a shorter way.
+    Redirects = "redirects" in Network,
     /// The reverse path filter lets the peers' packets in.
     RpFilter = "rp-filter" in Network,
     /// The firewall's table of connections has room.
@@ -180,6 +183,8 @@ checks! {
     /// The path is wide enough, as far as the kernel knows.
     PathMtu = "path-mtu" in Peers,
     Reachability = "reachability" in Peers,
+    /// The program of a peer is not older, nor newer, than ours.
+    PeerSoftware = "peer-software" in Peers,
     /// One agent uses the key of a peer.
     OneKey = "one-key" in Peers,
     /// Nothing of a peer is dropped that another configuration would carry.
@@ -269,6 +274,7 @@ pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));
         findings.extend(config.tun.iter().flat_map(|tun| routing::checks(facts, config, tun)));
         findings.extend(peers::checks(facts, config));
+        findings.extend(programs::peers(facts));
         findings.extend(paths::checks(facts));
     }
     findings.sort_by_key(|finding| finding.check);

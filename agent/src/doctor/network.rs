@@ -28,6 +28,7 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
     let mut findings: Vec<Finding> = facts.network.ports.iter().map(|found| port(facts, found)).collect();
     findings.extend(status_page(config));
     findings.extend(forwarding(facts, config));
+    findings.extend(redirects(facts, config));
     findings.extend(rp_filter(facts, config));
     findings.extend(device_filter(facts, config));
     findings.extend(facts.network.conntrack.and_then(|table| conntrack_timeout(&table, config)));
@@ -127,6 +128,26 @@ fn forwarding(facts: &Facts, config: &Config) -> Vec<Finding> {
         );
     }
     findings
+}
+
+/// A hub sends packets of one peer back into the device that they came from, to another: the kernel says "redirect" for each.
+fn redirects(facts: &Facts, config: &Config) -> Option<Finding> {
+    let tun = config.tun.as_ref()?;
+    let with = |peer: &&config::Peer| peer.allowed_ips.iter().any(|prefix| prefix.addr().is_ipv4());
+    let peers = config.peers.iter().filter(with).count();
+    let sends = facts.network.sends_redirects.filter(|_| peers > 0)?;
+    let hub = peers >= 2 && facts.network.forwards_ipv4 == Some(true);
+    let parameter = "net.ipv4.conf.all.send_redirects";
+    Some(Finding::ok(Check::Redirects, format!("redirects of {}", tun.name), if sends { "sent" } else { "not sent" }).warning_if(
+        sends && hub,
+        "a peer that reaches another one through this host is told with each packet that there is a shorter way (ping prints \
+         \"Redirect Host\"), and there is none",
+        format!(
+            "sysctl -w {parameter}=0 {}=0 (to keep it, line \"{parameter}=0\" in /etc/sysctl.d/60-culvert.conf; the device's the \
+             agent sets)",
+            of_interface("ipv4", &tun.name, "send_redirects")
+        ),
+    ))
 }
 
 /// What turns forwarding on, for a host whose default route comes from the routers at `uplinks`: set in this order, it is

@@ -225,7 +225,7 @@ impl Server {
     #[must_use]
     pub(crate) fn start(address: SocketAddr, peers: &Arc<Peers>, token_file: &str, health: Health) -> Self {
         let health = Arc::new(health);
-        let metrics = Arc::new(Metrics::new("0.1.0", 2, Arc::default(), Arc::clone(&health)));
+        let metrics = Arc::new(Metrics::new("0.1.0", None, 2, Arc::default(), Arc::clone(&health)));
         let config = AdminConfig { page: true, token_file: token_file.into(), ..AdminConfig::default() };
         let admin = Admin::new(config, metrics, Arc::clone(&health), clock::now);
         let page = StatusPage::new(Arc::clone(peers) as _, Arc::clone(&health));

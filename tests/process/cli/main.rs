@@ -7,6 +7,7 @@ mod check;
 mod demo;
 mod doctor;
 mod forward;
+mod import;
 mod init;
 mod logs;
 mod manual;

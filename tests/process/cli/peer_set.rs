@@ -82,6 +82,12 @@ fn a_peer_is_changed_and_moved_while_its_session_goes_on() {
     let moved = exit.ask(&["reload"]);
     assert!(moved.contains("peer \"entry\": file: the state file -> the configuration"), "{moved}");
     assert!(moved.contains("state/peers.toml: peer \"entry\""), "{moved}");
+    assert!(
+        moved.contains("note: \"entry\" stands in the configuration and in ")
+            && moved.contains(" was taken out"),
+        "{moved}"
+    );
+    assert!(!moved.contains("is also a [[peer]]"), "what a reload would do was done: {moved}");
     assert!(!state(&exit).contains(entry.key()), "{}", state(&exit));
     let file = exit.config().display().to_string();
     refused(&exit, &["peer", "set", "entry", "--lanes", "1"], &["stands in", &file, "(remedy: "]);

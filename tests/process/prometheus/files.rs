@@ -173,11 +173,12 @@ fn every_alert_says_how_bad_it_is_and_what_to_do() {
     for alert in rules().iter().filter(|rule| rule.kind == "alert") {
         count += 1;
         assert!(names.insert(alert.name.clone()), "{} stands twice", alert.name);
-        for key in ["for", "severity", "summary", "description", "runbook"] {
+        for key in ["for", "severity", "summary", "description", "runbook_url"] {
             assert!(alert.keys.contains_key(key), "{} has no {key}", alert.name);
         }
         assert!(["critical", "warning"].contains(&alert.keys["severity"].as_str()), "{alert:?}");
-        let anchor = alert.keys["runbook"].strip_prefix("docs/operations.md#").expect("the guide is there");
+        let url = alert.keys["runbook_url"].strip_prefix("file:///usr/share/doc/culvert/operations.md#");
+        let anchor = url.expect("the guide is there");
         assert!(anchors.contains(anchor), "{}: no heading for #{anchor}", alert.name);
         let tested = format!("alertname: {}\n", alert.name);
         assert!(tests.contains(&tested), "{} has no unit test", alert.name);

@@ -46,6 +46,7 @@ impl Agent {
             own: Own::new(identity),
             registry: PeerRegistry::new(&config, identity.public_key()),
             refusals: Arc::default(),
+            software: "culvert/0".into(),
             knocks: SingleUse::restore(journal, workers, Vec::new(), 0, now, clock.unix_seconds()),
             clock: Arc::new(clock.clone()),
             net: Box::new(ScriptNet(Rc::clone(&script))),

@@ -31,6 +31,12 @@ impl Throttle {
     }
 }
 
+/// A count of lines that were held back as the value of a field, which is left out where there were none.
+#[must_use]
+pub fn counted(suppressed: u64) -> Option<u64> {
+    (suppressed > 0).then_some(suppressed)
+}
+
 /// A list as the value of a field: text that a person reads and a program splits at the commas.
 pub fn list<T: fmt::Display>(items: impl IntoIterator<Item = T>) -> String {
     items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
@@ -52,5 +58,6 @@ mod tests {
         assert_eq!(limit.allow(at(1000)), Some(2));
         assert_eq!(limit.allow(at(500)), None, "a clock that seems to go back holds back");
         assert_eq!(limit.allow(at(5000)), Some(1));
+        assert_eq!([counted(0), counted(1)], [None, Some(1)]);
     }
 }

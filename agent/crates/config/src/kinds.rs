@@ -148,7 +148,10 @@ impl<T: 'static> Kind<T> {
             }
             read(given).map(|value| wrap(Some(value))).map_err(|Bad { problem, remedy }| {
                 let rest = remedy.strip_prefix("write ").unwrap_or(&remedy);
-                bad(problem, format!("write {word:?}, or {rest}"))
+                // Who has written a number does not mean the word.
+                let meant =
+                    if problem == NO_UNIT { remedy.clone() } else { format!("write {word:?}, or {rest}") };
+                bad(problem, meant)
             })
         };
         Kind::new(format!("`{word:?}`, {}", self.words), read, move |value, names| {
@@ -288,6 +291,9 @@ pub(super) fn size<T: TryFrom<u64> + TryInto<u64> + Copy + 'static>(range: Range
     Kind::new(words, read, move |value, _| (*value).try_into().ok().map(shown))
 }
 
+/// What is said of a number in place of a duration.
+const NO_UNIT: &str = "is a number without a unit";
+
 /// A duration, and why it may not be shorter and not be longer.
 pub(super) fn time(range: RangeInclusive<Duration>, why: Option<[&'static str; 2]>) -> Kind<Duration> {
     let shown = |time: &Duration| humantime::format_duration(*time).to_string();
@@ -303,7 +309,16 @@ pub(super) fn time(range: RangeInclusive<Duration>, why: Option<[&'static str; 2
         };
         Err(bad(problem, format!("write \"{least}\" to \"{most}\"")))
     };
-    text(words, parse, shown)
+    let inner = text(words, parse, shown);
+    let read = inner.read;
+    let read = move |mut given: Given<'_>| match given.value.as_integer().and_then(integer) {
+        // Other programs count seconds here.
+        Some(seconds) if seconds > 0 => {
+            Err(bad(NO_UNIT, format!("write \"{seconds}s\" if seconds are meant")))
+        }
+        Some(_) | None => read(given.again()),
+    };
+    Kind { words: inner.words, read: Box::new(read), show: inner.show }
 }
 
 /// The name of a peer or a service.

@@ -4,6 +4,8 @@
 //! and the [`Effect`] of a change. The struct that the daemon reads, its reading, the difference that a reload shows and the
 //! rows of `docs/configuration.md` follow from it: each is a [`Walker`] over the keys.
 
+use std::ops::Range;
+
 use toml::{
     Spanned,
     de::{DeTable, DeValue},
@@ -125,12 +127,30 @@ impl<'t> Table<'t> {
     }
 
     fn suggestion(&self, key: &str) -> String {
-        match nearest(key, self.known.iter().copied()) {
+        let plain = |name: &str| name.replace(['_', '-'], "").to_ascii_lowercase();
+        let spelled = plain(key);
+        let foreign = FOREIGN.iter().find(|(name, _)| *name == spelled).map(|(_, ours)| *ours);
+        let known = |ours: &&str| self.known.contains(ours);
+        let same = self.known.iter().copied().find(|known| plain(known) == spelled);
+        let meant = foreign.filter(known).or(same);
+        match meant.or_else(|| nearest(key, self.known.iter().copied())) {
             Some(known) => format!("did you mean {known}?"),
             None => format!("the keys here are {}", self.known.join(", ")),
         }
     }
 }
+
+/// Keys of WireGuard, in lower case without underscores, and ours that say the same in a section that has them.
+const FOREIGN: [(&str, &str); 8] = [
+    ("endpoint", "endpoints"),
+    ("fwmark", "mark"),
+    ("listenport", "listen"),
+    ("persistentkeepalive", "keepalive"),
+    ("postup", "up"),
+    ("presharedkey", "preshared_key_file"),
+    ("predown", "down"),
+    ("privatekey", "key_file"),
+];
 
 /// The name among `known` that `name` may be a misspelling of.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
@@ -144,9 +164,33 @@ pub(super) fn parse<'t>(text: &'t str, whole: &At, report: &mut Report) -> Optio
     for error in &errors {
         let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
         let at = At { span: error.span(), ..whole.clone() };
-        report.add(&at, format!("not TOML: {message}"), "see https://toml.io");
+        let (problem, remedy) = of_syntax(text, error.span(), &message);
+        report.add(&at, format!("not TOML: {problem}"), remedy);
     }
     errors.is_empty().then(|| root.into_inner())
+}
+
+/// What is wrong with the syntax at `span` of `text`, and the remedy.
+fn of_syntax(text: &str, span: Option<Range<usize>>, message: &str) -> (String, String) {
+    let general = || (message.to_owned(), "see https://toml.io".to_owned());
+    let Some(span) = span else { return general() };
+    if message.starts_with("duplicate key") {
+        let key = text.get(span).unwrap_or_default();
+        return (format!("{key:?} is there twice"), "remove one, or put their keys together".to_owned());
+    }
+    // The line with the error, as far as it is a key and a word without quotes.
+    let begin = text.get(..span.start).and_then(|before| before.rfind('\n')).map_or(0, |end| end + 1);
+    let line = text.get(begin..).and_then(|rest| rest.lines().next()).unwrap_or_default();
+    let Some((key, value)) = line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
+        return general();
+    };
+    let word = value.split(['#', ' ', '\t']).next().unwrap_or_default();
+    let is_word =
+        word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && !word.contains(['"', '\'']);
+    if is_word && !matches!(word, "true" | "false") {
+        return (message.to_owned(), format!("a text needs quotes, as in {key} = {word:?}"));
+    }
+    general()
 }
 
 spelled! {

@@ -282,7 +282,13 @@ fn values_out_of_bounds_are_refused_at_their_line() {
     expect("lanes = 65\n", 9, "peer[0].lanes", "0 to 64");
     expect("lanes = \"4\"\n", 9, "peer[0].lanes", "is a text (remedy: write a whole number");
     expect("keepalive = \"26s\"\n", 9, "peer[0].keepalive", "25s");
-    expect("keepalive = 20\n", 9, "peer[0].keepalive", "is an integer");
+    expect("keepalive = 20\n", 9, "peer[0].keepalive", "write \"20s\" if seconds are meant");
+    expect("persistent_keepalive = 25\n", 9, "peer[0].persistent_keepalive", "did you mean keepalive?");
+    expect("AllowedIPs = \"10.9.0.2/32\"\n", 9, "peer[0].AllowedIPs", "did you mean allowed_ips?");
+    expect("name = \"exit\"\n", 9, "", "not TOML: \"name\" is there twice (remedy: remove one");
+    expect("[log]\nlevel = info\n", 10, "", "a text needs quotes, as in level = \"info\"");
+    expect("[log]\nlevel = on # x\n", 10, "", "a text needs quotes, as in level = \"on\"");
+    expect("[transport]\n", 9, "", "\"transport\" is there twice");
     expect("keepalive = \"20\"\n", 9, "peer[0].keepalive", "a unit");
     expect("drop = \"oldset\"\n", 9, "peer[0].drop", "\"oldest\" or \"newest\"");
     expect("congestion = \"reno\"\n", 9, "peer[0].congestion", "\"bbr\" or \"cubic\" or \"rate\"");

@@ -84,6 +84,7 @@ impl PeerBrief {
         }
         self.state = self.state.max(other.state);
         self.address = self.address.or(other.address);
+        self.since_seconds = self.since_seconds.or(other.since_seconds);
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
         add!(self, other; flows, tcp_streams);

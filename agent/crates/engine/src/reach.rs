@@ -131,6 +131,12 @@ impl Reach {
         self.last_session.is_some()
     }
 
+    /// When the last session began or ended, at any worker; `None` without one in this run.
+    #[must_use]
+    pub fn last_session(&self) -> Option<Instant> {
+        self.last_session
+    }
+
     /// When the peer last proved that it can be reached, if that still holds.
     #[must_use]
     pub fn proved(&self) -> Option<Instant> {

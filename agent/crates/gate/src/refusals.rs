@@ -24,6 +24,9 @@ const REMEMBERED: usize = 16;
 /// get here tries one each four rounds.
 const FALLBACK_REPEATS: std::ops::Range<Duration> = Duration::from_secs(3)..Duration::from_secs(120);
 
+/// The seconds for which a client sends one knock again, at most: of one clock, the distance differs by so much.
+const SENT_AGAIN: u64 = 20;
+
 /// Between two lines about refusals in the log.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
@@ -116,8 +119,8 @@ impl Why {
     /// Whether it is the same condition, as an operator sees it.
     fn is_same_condition(&self, other: &Self) -> bool {
         match (self, other) {
-            // The distance wanders by a second.
-            (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= 1,
+            // A packet is sent again with the knock that it has, which ages meanwhile.
+            (Self::Clock { ahead }, Self::Clock { ahead: before }) => ahead.abs_diff(*before) <= SENT_AGAIN,
             _ => self == other,
         }
     }
@@ -354,6 +357,7 @@ impl Refusals {
         drop(inside);
         if let Some(suppressed) = suppressed {
             let Refusal { source, why, .. } = refusal;
+            let suppressed = base::throttle::counted(suppressed);
             tracing::warn!(%source, suppressed, "handshake refused: {why} (remedy: {})", why.remedy());
         }
     }

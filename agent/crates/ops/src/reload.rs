@@ -62,8 +62,12 @@ impl Running {
         let path = running.path.as_ref().ok_or(ReloadError::NoFile)?;
         let (fresh, identity) = Config::load_beside(path, Some(&running))?;
         fault::point(Fault::Reload);
-        let mut notes: Vec<String> =
-            fresh.notes.iter().map(|note| format!("{}: {note}", note.place(path))).collect();
+        // What is said of twins is what becomes of them here.
+        let is_of_twin = |note: &&config::ConfigProblem| {
+            fresh.twins.iter().any(|name| note.problem.starts_with(&format!("{name:?} is also a [[peer]]")))
+        };
+        let said = fresh.notes.iter().filter(|note| !is_of_twin(note));
+        let mut notes: Vec<String> = said.map(|note| format!("{}: {note}", note.place(path))).collect();
         let wrong = fresh.directory.rejected.iter();
         notes.extend(
             wrong.map(|problem| format!("{}: {problem}: the file was left out", problem.place(path))),
@@ -101,9 +105,23 @@ impl Running {
             )
         }));
         let mut changes = self.follow_plan(&running, plan, dry_run)?;
-        for name in twins.iter().filter(|_| !dry_run) {
-            match leave_to_configuration(&state_file, name) {
-                Ok(change) => changes.push(change),
+        for name in &twins {
+            let left = if dry_run { Ok(()) } else { leave_to_configuration(&state_file, name) };
+            match left {
+                Ok(()) => {
+                    let kind = Kind::Removed(format!("peer \"{name}\""));
+                    changes.push(Change {
+                        what: state_file.display().to_string(),
+                        kind,
+                        effect: Effect::Now,
+                    });
+                    notes.push(format!(
+                        "{name:?} stands in the configuration and in {}: the [[peer]] of the configuration counts, the other one {} \
+                         taken out, and the session goes on",
+                        state_file.display(),
+                        if dry_run { "would be" } else { "was" }
+                    ));
+                }
                 Err(note) => notes.push(note),
             }
         }
@@ -238,15 +256,12 @@ impl Running {
 }
 
 /// Takes a peer out of the state file that the configuration has taken over; the error says why it is still there.
-fn leave_to_configuration(state_file: &Path, name: &str) -> Result<Change, String> {
+fn leave_to_configuration(state_file: &Path, name: &str) -> Result<(), String> {
     let edited = Edit::begin(state_file).and_then(|mut edit| {
         edit.remove(name, false)?;
         edit.commit()
     });
-    edited
-        .map_err(|error| format!("{name:?} is still in the state file, where it does not count: {error}"))?;
-    let kind = Kind::Removed(format!("peer \"{name}\""));
-    Ok(Change { what: state_file.display().to_string(), kind, effect: Effect::Now })
+    edited.map_err(|error| format!("{name:?} is still in the state file, where it does not count: {error}"))
 }
 
 /// Writes into the log what a reload did, in one line per change or per problem.

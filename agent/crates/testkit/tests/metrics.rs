@@ -35,7 +35,7 @@ fn agent_with(peers: usize) -> (Arc<Snapshots>, String) {
     assert_eq!(world.peers(agent).len(), peers);
     let snapshots = Arc::clone(&world.agent(agent).snapshots);
     let health = Arc::new(Health::new(2, SystemClock.now()));
-    let metrics = Metrics::new("1.2.3", 2, Arc::clone(&snapshots), health);
+    let metrics = Metrics::new("1.2.3", None, 2, Arc::clone(&snapshots), health);
     metrics.configured(&defaults::LIMITS, Duration::ZERO);
     (snapshots, metrics.render())
 }

@@ -44,6 +44,7 @@ const DEFAULTS = { sort: "state", order: "asc", show: "all", find: "", rows: "25
 
 let choice = {};
 let secret = sessionStorage.getItem("secret") ?? "";
+let host = "";
 let lostSince = null;
 let failures = 0;
 let timer = null;
@@ -179,7 +180,7 @@ function failed(error) {
   const since = lostSince.toLocaleTimeString();
   const why = error instanceof Refused ? `refuses to answer: ${error.message.replace(/\.$/, "")}` : "does not answer";
   alarm(`The agent ${why}. What is shown is from ${since}; the page goes on asking.`);
-  document.title = "Culvert: no answer";
+  document.title = `${host || "Culvert"}: no answer`;
   for (const source of sources) source.due = 0;
   timer = setTimeout(turn, pause);
 }
@@ -246,7 +247,7 @@ function health(sums, readiness, stuck) {
   set($("health-text"), text);
   classed($("health"), name);
   $("which").hidden = sums.failed === 0 || choice.show === "failed" || choice.peer !== "";
-  document.title = `Culvert: ${text}`;
+  document.title = `${host || "Culvert"}: ${text}`;
 }
 
 // Rows belong to peers, so that a link keeps its focus when the order changes.
@@ -316,8 +317,10 @@ function useHistory(answer) {
 }
 
 function useStatus({ status }) {
-  const { software, uptime_seconds: up, workers, public_key: key } = status;
-  set($("agent"), `version ${software}, up ${age(up)}, ${plural(workers, "worker")}, key ${key}`);
+  const { software, commit, uptime_seconds: up, workers, public_key: key } = status;
+  host = status.host;
+  set($("name"), host ? `Culvert on ${host}` : "Culvert");
+  set($("agent"), `version ${software}${commit ? ` (${commit})` : ""}, up ${age(up)}, ${plural(workers, "worker")}, key ${key}`);
   agentTables.fill(status);
   if (choice.peer) peerView.show(status.peers[0], status.meanings);
 }

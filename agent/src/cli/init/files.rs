@@ -88,7 +88,7 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
 }
 
 /// Lets the group read what was just made; only root can give it to a group that it is not in.
-fn share(made: &File, group: Option<u32>, mode: u32) -> io::Result<()> {
+pub(super) fn share(made: &File, group: Option<u32>, mode: u32) -> io::Result<()> {
     if made.metadata()?.uid() == 0 && group.is_some() {
         fchown(made, None, group)?;
     }
@@ -109,7 +109,7 @@ impl Drop for Made {
 }
 
 /// The folder of a file; the parent of a bare name is the current folder.
-pub(super) fn folder_of(file: &Path) -> &Path {
+pub(in crate::cli) fn folder_of(file: &Path) -> &Path {
     file.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or_else(|| Path::new("."))
 }
 

@@ -22,8 +22,8 @@ pub(super) struct Facts {
     pub(super) name: String,
     /// Which prefixes lead through which devices, without default routes.
     pub(super) routes: Vec<(IpNet, String)>,
-    /// Whether systemd would start the agent.
-    pub(super) service: bool,
+    /// Why systemd would not start the agent; `None` if it would.
+    pub(super) no_service: Option<&'static str>,
     /// The group of the packaged service's user.
     pub(super) group: Option<u32>,
 }
@@ -49,9 +49,15 @@ impl Facts {
             outer: anywhere.into_iter().filter_map(|to| ports::source_towards(to).ok()).collect(),
             name: peer_name(&read("/proc/sys/kernel/hostname")),
             routes,
-            service: systemd
-                && config.as_os_str() == DEFAULT_CONFIG
-                && units.iter().any(|unit| Path::new(unit).exists()),
+            no_service: if !systemd {
+                Some("systemd does not run this host")
+            } else if config.as_os_str() != DEFAULT_CONFIG {
+                Some("the service has another configuration, /etc/culvert/agent.toml")
+            } else if !units.iter().any(|unit| Path::new(unit).exists()) {
+                Some("culvert.service is not installed")
+            } else {
+                None
+            },
             group: group(&read("/etc/group"), GROUP),
         }
     }
@@ -172,6 +178,6 @@ mod tests {
     #[test]
     fn this_host_answers() {
         let facts = Facts::gather(Path::new("elsewhere.toml"));
-        assert!(!facts.service && !facts.name.is_empty(), "{facts:?}");
+        assert!(facts.no_service.is_some() && !facts.name.is_empty(), "{facts:?}");
     }
 }

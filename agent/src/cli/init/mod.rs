@@ -9,6 +9,10 @@
 //! | what the host knows | `host.rs` |
 //! | how files are written: all of them or none | `files.rs` |
 //! | what the operator is told to do next | `next.rs` |
+//! | what other commands need of this | `beside.rs` |
+//! | how the service is started | `now.rs` |
+
+use std::path::Path;
 
 use config::Config;
 use gate::identity::{Identity, IdentityError, SecretError};
@@ -16,9 +20,11 @@ use gate::identity::{Identity, IdentityError, SecretError};
 use super::{Failure, keygen::with_remedy};
 use crate::out;
 
+pub(super) mod beside;
 mod files;
 mod host;
 mod next;
+mod now;
 mod options;
 mod plan;
 mod template;
@@ -31,6 +37,17 @@ pub(super) use options::Init;
 use options::KEY_FILE;
 use plan::Plan;
 
+/// The key at `file`, or a new one where none is; true if it is new.
+fn identity(file: &Path) -> Result<(Identity, bool), Failure> {
+    match Identity::load(file) {
+        Ok(identity) => Ok((identity, false)),
+        Err(IdentityError::Secret(SecretError::Missing(_))) => {
+            Ok((Identity::generate().map_err(with_remedy)?, true))
+        }
+        Err(error) => Err(with_remedy(error).into()),
+    }
+}
+
 impl Init {
     pub(super) fn execute(self) -> Result<(), Failure> {
         let facts = Facts::gather(&self.config);
@@ -38,13 +55,7 @@ impl Init {
         files::is_free(&self.config).map_err(anyhow::Error::from)?;
         let folder = folder_of(&self.config);
         let key_file = folder.join(KEY_FILE);
-        let (identity, made) = match Identity::load(&key_file) {
-            Ok(identity) => (identity, false),
-            Err(IdentityError::Secret(SecretError::Missing(_))) => {
-                (Identity::generate().map_err(with_remedy)?, true)
-            }
-            Err(error) => return Err(with_remedy(error).into()),
-        };
+        let (identity, made) = identity(&key_file)?;
         if plan.peer.as_ref().is_some_and(|link| link.key == identity.public_key()) {
             return Err(Failure::Input(format!(
                 "--peer is the link of this host itself, by the key in {} (remedy: give the link of the exit)",
@@ -74,7 +85,16 @@ impl Init {
             key: identity.public_key(),
             file: &self.config,
             facts: &facts,
+            now: self.now,
         };
-        Ok(out::say(&steps.text()?)?)
+        out::say(&steps.text()?)?;
+        match (self.now, facts.no_service) {
+            (false, _) => Ok(()),
+            (true, None) => Ok(now::start()?),
+            (true, Some(why)) => {
+                out::complain(&format_args!("note: --now: nothing was started or enabled: {why}"));
+                Ok(())
+            }
+        }
     }
 }

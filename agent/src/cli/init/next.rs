@@ -3,13 +3,14 @@
 use std::{fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
-use config::Config;
+use config::{Config, Protocol};
 use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
 use super::{
     host::Facts,
-    options::{Pair, Role},
+    now,
+    options::Role,
     plan::{Plan, neighbour},
 };
 use crate::cli::reach::DEFAULT_CONFIG;
@@ -21,6 +22,8 @@ pub(super) struct Steps<'a> {
     pub(super) key: PublicKey,
     pub(super) file: &'a Path,
     pub(super) facts: &'a Facts,
+    /// Whether the service is started now.
+    pub(super) now: bool,
 }
 
 impl Steps<'_> {
@@ -49,17 +52,30 @@ impl Steps<'_> {
                 None => String::new(),
             };
         }
-        for Pair { left: name, right: upstream } in &self.plan.services {
-            entry += &format!(" --udp 127.0.0.1:{}={name}", local_port(upstream));
+        entry += &self.behind();
+        for service in &self.config.services {
+            let (name, port) = (&service.name, local_port(service.upstream));
+            for (option, other) in [("udp", Protocol::Tcp), ("tcp", Protocol::Udp)] {
+                if service.protocol != other {
+                    entry += &format!(" --{option} 127.0.0.1:{port}={name}");
+                }
+            }
         }
         step(&mut text, 1, "on the entry, which prints its public key", &entry);
         let mut add = "culvert peer add NAME KEY".to_owned();
         let first = self.tunnel().iter().filter_map(|address| neighbour(*address));
         add += &first.map(|next| format!(" --allowed-ip {}", next.addr())).collect::<String>();
-        add += &self.plan.services.iter().map(|pair| format!(" --service {}", pair.left)).collect::<String>();
+        add += &self
+            .config
+            .services
+            .iter()
+            .map(|service| format!(" --service {}", service.name))
+            .collect::<String>();
         step(&mut text, 2, "here, as the entry prints it", &format!("{add}{}", self.with_config()));
-        step(&mut text, 3, "here", &self.start());
-        text += self.forwarding();
+        let mut number = 3;
+        self.start(&mut text, &mut number);
+        self.forwarding(&mut text, number);
+        text += &self.ports();
         Ok(text.trim_end().to_owned())
     }
 
@@ -69,6 +85,7 @@ impl Steps<'_> {
         for address in self.tunnel() {
             add += &format!(" --allowed-ip {}", address.addr());
         }
+        add += &self.behind();
         let mut services: Vec<&str> =
             self.plan.udp.iter().chain(&self.plan.tcp).map(|pair| pair.right.as_str()).collect();
         services.sort_unstable();
@@ -76,15 +93,16 @@ impl Steps<'_> {
         add += &services.iter().map(|name| format!(" --service {name}")).collect::<String>();
         let place = "on the exit, so that it lets this host in; with --config FILE if its culvert init had that option";
         step(&mut text, 1, place, &add);
-        step(&mut text, 2, "here", &self.start());
+        let mut number = 2;
+        self.start(&mut text, &mut number);
+        number += self.forwarding(&mut text, number);
         // The first address of the link is what an exit usually has.
         let exit = self.tunnel().iter().find_map(|own| {
             neighbour(own.trunc()).map(|first| first.addr()).filter(|first| *first != own.addr())
         });
         if let Some(exit) = exit {
-            step(&mut text, 3, "to see that it works", &format!("ping {exit}"));
+            step(&mut text, number, "to see that it works", &format!("ping {exit}"));
         }
-        text += self.forwarding();
         text.trim_end().to_owned()
     }
 
@@ -92,12 +110,21 @@ impl Steps<'_> {
         self.config.tun.as_ref().map_or(&[], |tun| &tun.addresses)
     }
 
-    /// Returns the command that starts the agent.
-    fn start(&self) -> String {
-        if self.facts.service {
-            return "systemctl enable --now culvert".to_owned();
+    /// Says how the agent is started, unless that is done now.
+    fn start(&self, text: &mut String, number: &mut u8) {
+        let service = self.facts.no_service.is_none();
+        if service && self.now {
+            return;
         }
-        format!("culvert run --config {}", shell_word(&self.file.to_string_lossy()))
+        let run = || format!("culvert run --config {}", shell_word(&self.file.to_string_lossy()));
+        let command = if service { now::COMMAND.to_owned() } else { run() };
+        step(text, *number, "here", &command);
+        *number += 1;
+    }
+
+    /// The options by which the other end leads the networks behind this host here.
+    fn behind(&self) -> String {
+        self.plan.networks.iter().map(|network| format!(" --allowed-ip {network}")).collect()
     }
 
     /// The option that names the configuration, where commands would not find it.
@@ -108,11 +135,35 @@ impl Steps<'_> {
         format!(" --config {}", shell_word(&self.file.to_string_lossy()))
     }
 
-    fn forwarding(&self) -> &'static str {
-        if self.tunnel().is_empty() {
-            return "";
+    /// Says how this host forwards to the networks behind it, and returns how many steps that took.
+    fn forwarding(&self, text: &mut String, number: u8) -> u8 {
+        let of = |ipv6: bool| self.plan.networks.iter().any(|network| network.addr().is_ipv6() == ipv6);
+        let mut set = Vec::new();
+        set.extend(of(false).then_some("net.ipv4.ip_forward=1"));
+        set.extend(of(true).then_some("net.ipv6.conf.all.forwarding=1"));
+        if !set.is_empty() {
+            let place = "here, so that packets pass between the tunnel and the networks behind this host; to keep it, the same in \
+                         /etc/sysctl.d/60-culvert.conf";
+            step(text, number, place, &format!("sysctl -w {}", set.join(" ")));
+            return 1;
         }
-        "Hosts behind this one need forwarding as well: docs/operations.md.\n"
+        if !self.tunnel().is_empty() && self.plan.role == Role::Exit {
+            *text += "Entries that are to reach each other through this host need, here:\n    sysctl -w net.ipv4.ip_forward=1 \
+                      net.ipv4.conf.all.send_redirects=0\n";
+        }
+        if !self.tunnel().is_empty() {
+            *text += "Networks behind this host: --network PREFIX prints what they need.\n";
+        }
+        0
+    }
+
+    /// The ports that a firewall lets in.
+    fn ports(&self) -> String {
+        let mut ports: Vec<u16> = self.config.transport.listen.iter().map(SocketAddr::port).collect();
+        ports.sort_unstable();
+        ports.dedup();
+        let ports: Vec<String> = ports.iter().map(ToString::to_string).collect();
+        format!("Open in the firewall of this host: UDP port {}.\n", ports.join(", "))
     }
 }
 
@@ -122,15 +173,15 @@ fn step(text: &mut String, number: u8, place: &str, command: &str) {
 }
 
 /// A port for the entry's side of a service: the service's own where everybody may open it.
-fn local_port(upstream: &str) -> u16 {
+fn local_port(upstream: SocketAddr) -> u16 {
     /// Below it only root may listen.
     const FREE: u16 = 1024;
-    let port = upstream.parse().map_or(0, |address: SocketAddr| address.port());
+    let port = upstream.port();
     if port < FREE { port + 10_000 } else { port }
 }
 
 /// A word that a shell takes as it is.
-fn shell_word(text: &str) -> String {
+pub(in crate::cli) fn shell_word(text: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+:@%,=".contains(c);
     if !text.is_empty() && text.chars().all(plain) {
         return text.to_owned();

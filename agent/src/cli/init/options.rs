@@ -1,6 +1,6 @@
 //! The options of `culvert init`.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueEnum};
 
@@ -24,6 +24,9 @@ pub(in crate::cli) struct Init {
     /// Of an entry: the link of the exit
     #[arg(long, value_name = "LINK")]
     pub(super) peer: Option<String>,
+    /// Of an entry: the file with the preshared key of both ends, as culvert genpsk writes it
+    #[arg(long, value_name = "FILE")]
+    pub(super) preshared_key_file: Option<String>,
     /// Carry IP packets: our address in the tunnel, with the prefix of its link; may be repeated, once for IPv4 and once for
     /// IPv6. The prefix has room for the other end, and each entry of an exit needs an address of its own [without a value: 10.9.0.1/24 at an exit, 10.9.0.2/24 at an
     /// entry]
@@ -32,7 +35,11 @@ pub(in crate::cli) struct Init {
     /// Of an entry with --tun: a network behind the exit, besides those of --tun; may be repeated
     #[arg(long = "allowed-ip", value_name = "PREFIX")]
     pub(super) allowed_ips: Vec<String>,
-    /// Of an exit: a service that it offers, UDP and TCP; may be repeated
+    /// With --tun: a network behind this host, which the other end is to reach; the command that is printed for it says so, and how
+    /// this host forwards. May be repeated
+    #[arg(long = "network", value_name = "PREFIX")]
+    pub(super) networks: Vec<String>,
+    /// Of an exit: a service that it offers, UDP and TCP, or one of them with /udp or /tcp behind the address; may be repeated
     #[arg(long = "service", value_name = "NAME=ADDR", value_parser = pair)]
     pub(super) services: Vec<Pair>,
     /// Of an entry: a local UDP port that stands for a service of the exit; may be repeated
@@ -51,6 +58,31 @@ pub(in crate::cli) struct Init {
     /// first one
     #[arg(long, value_name = "0..255")]
     pub(super) server_id: Option<u8>,
+    /// Enable and start the service afterwards, where systemd runs it
+    #[arg(long)]
+    pub(super) now: bool,
+}
+
+impl Init {
+    /// The role alone, without any option.
+    pub(super) fn empty(role: Role, config: &Path) -> Self {
+        Self {
+            role,
+            config: config.to_owned(),
+            peer: None,
+            preshared_key_file: None,
+            tun: Vec::new(),
+            allowed_ips: Vec::new(),
+            networks: Vec::new(),
+            services: Vec::new(),
+            udp: Vec::new(),
+            tcp: Vec::new(),
+            listen: Vec::new(),
+            advertise: None,
+            server_id: None,
+            now: false,
+        }
+    }
 }
 
 /// What a host is to the others.

@@ -24,8 +24,12 @@ pub(super) struct Plan {
     pub(super) server_id: Option<u8>,
     /// The link of the exit that an entry dials.
     pub(super) peer: Option<ShareLink>,
+    /// The file with the preshared key of both ends.
+    pub(super) preshared_key_file: Option<String>,
     /// The `allowed_ips` of the exit that an entry dials.
     pub(super) allowed_ips: Vec<String>,
+    /// The networks behind this host.
+    pub(super) networks: Vec<IpNet>,
     pub(super) services: Vec<Pair>,
     pub(super) udp: Vec<Pair>,
     pub(super) tcp: Vec<Pair>,
@@ -53,8 +57,14 @@ pub(super) enum PlanError {
     NothingToOffer,
     #[error("{option} is of an {role} (remedy: leave it out, or add it to the configuration afterwards)")]
     OtherRole { option: &'static str, role: &'static str },
-    #[error("--allowed-ip is for IP packets (remedy: add --tun)")]
-    NoTunnel,
+    #[error("{0} is for IP packets (remedy: add --tun)")]
+    NoTunnel(&'static str),
+    #[error("--network {0} is no prefix (remedy: write one as in 10.2.0.0/16)")]
+    NotANetwork(String),
+    #[error("--network {0} is a default route (remedy: the network itself, as in 10.2.0.0/16)")]
+    DefaultNetwork(IpNet),
+    #[error("--network {network} meets {other}, which is not behind this host alone (remedy: {remedy})")]
+    NotBehind { network: IpNet, other: IpNet, remedy: &'static str },
     #[error("--peer is no link: {0} (remedy: copy what culvert init or culvert link prints at the exit)")]
     Link(ShareLinkError),
     #[error("--advertise: {0} (remedy: write host:port, as in gw.example.net:4433)")]
@@ -84,7 +94,9 @@ impl Plan {
             advertise: None,
             server_id: options.server_id,
             peer: None,
+            preshared_key_file: options.preshared_key_file.clone(),
             allowed_ips: Vec::new(),
+            networks: networks(options)?,
             services: options.services.clone(),
             udp: options.udp.clone(),
             tcp: options.tcp.clone(),
@@ -93,6 +105,10 @@ impl Plan {
             apart: options.config.as_os_str() != DEFAULT_CONFIG,
             notes: Vec::new(),
         };
+        if plan.tun.is_empty() && !plan.networks.is_empty() {
+            return Err(PlanError::NoTunnel("--network"));
+        }
+        plan.networks_are_ours(&options.allowed_ips)?;
         // What cannot be read is reported with the configuration.
         let mut addresses = plan.tun.iter().filter_map(|text| text.parse::<IpNet>().ok());
         let alone = addresses.find(|address| neighbour(*address).is_none());
@@ -103,6 +119,7 @@ impl Plan {
         match role {
             Role::Exit => {
                 allowed(options.peer.is_none(), "--peer", "entry")?;
+                allowed(options.preshared_key_file.is_none(), "--preshared-key-file", "entry")?;
                 allowed(options.udp.is_empty(), "--udp", "entry")?;
                 allowed(options.tcp.is_empty(), "--tcp", "entry")?;
                 allowed(options.allowed_ips.is_empty(), "--allowed-ip", "entry")?;
@@ -120,7 +137,7 @@ impl Plan {
                 let link = options.peer.as_deref().ok_or(PlanError::NoPeer)?;
                 plan.peer = Some(link.parse().map_err(PlanError::Link)?);
                 match (plan.tun.is_empty(), options.allowed_ips.is_empty()) {
-                    (true, false) => return Err(PlanError::NoTunnel),
+                    (true, false) => return Err(PlanError::NoTunnel("--allowed-ip")),
                     (true, true) if plan.udp.is_empty() && plan.tcp.is_empty() => {
                         return Err(PlanError::NothingToCarry);
                     }
@@ -130,6 +147,22 @@ impl Plan {
             }
         }
         Ok(plan)
+    }
+
+    /// Checks that the networks behind this host are neither in the tunnel nor behind the exit.
+    fn networks_are_ours(&self, allowed_ips: &[String]) -> Result<(), PlanError> {
+        // What cannot be read is reported with the configuration.
+        let read = |text: &String| text.parse::<IpNet>().ok().map(|net| net.trunc());
+        let link = self.tun.iter().filter_map(read).map(|net| (net, "another --tun, at both ends"));
+        let theirs = allowed_ips.iter().filter_map(read).filter(|net| !is_default_like(net));
+        let theirs = theirs.map(|net| (net, "leave one of the two out"));
+        for (other, remedy) in link.chain(theirs) {
+            let meets = |network: &&IpNet| network.contains(&other) || other.contains(*network);
+            if let Some(network) = self.networks.iter().find(meets) {
+                return Err(PlanError::NotBehind { network: *network, other, remedy });
+            }
+        }
+        Ok(())
     }
 
     /// Leads the link of the tunnel, and what the operator says is behind it, to the exit.
@@ -192,7 +225,7 @@ fn room(address: IpNet, role: Role) -> String {
 }
 
 /// An address for the other end of the link of `address`: the next one, else the first.
-pub(super) fn neighbour(address: IpNet) -> Option<IpNet> {
+pub(in crate::cli) fn neighbour(address: IpNet) -> Option<IpNet> {
     let after = |address: IpAddr| match address {
         IpAddr::V4(v4) => v4.to_bits().checked_add(1).map(|bits| IpAddr::from(Ipv4Addr::from(bits))),
         IpAddr::V6(v6) => v6.to_bits().checked_add(1).map(|bits| IpAddr::from(Ipv6Addr::from(bits))),
@@ -214,6 +247,16 @@ fn listen(options: &[String], facts: &Facts) -> Vec<String> {
         [] => vec![format!("0.0.0.0:{PORT}")],
         [_, ..] => options.to_vec(),
     }
+}
+
+/// The networks behind this host, as prefixes without host bits.
+fn networks(options: &Init) -> Result<Vec<IpNet>, PlanError> {
+    let network = |text: &String| match text.parse::<IpNet>() {
+        Ok(net) if is_default_like(&net) => Err(PlanError::DefaultNetwork(net)),
+        Ok(net) => Ok(net.trunc()),
+        Err(_) => Err(PlanError::NotANetwork(text.clone())),
+    };
+    options.networks.iter().map(network).collect()
 }
 
 fn tunnel(role: Role, options: &[String]) -> Vec<String> {

@@ -96,10 +96,18 @@ fn transport(plan: &Plan) -> String {
 }
 
 fn service(pair: &Pair) -> String {
-    "# A service that peers may use whose `services` name it. UDP and TCP.\n[[service]]\n".to_owned()
+    let only = ["udp", "tcp"].into_iter().find_map(|protocol| {
+        let address = pair.right.strip_suffix(protocol)?.strip_suffix('/')?;
+        Some((address, protocol))
+    });
+    let (address, protocol) = match only {
+        Some((address, protocol)) => (address, line("protocol", quoted(protocol))),
+        None => (&*pair.right, "# UDP and TCP; or one of them:\n# protocol = \"udp\"\n".to_owned()),
+    };
+    "# A service that peers may use whose `services` name it.\n[[service]]\n".to_owned()
         + &line("name", quoted(&pair.left))
-        + &line("upstream", quoted(&pair.right))
-        + "# protocol = \"udp\"\n"
+        + &line("upstream", quoted(address))
+        + &protocol
 }
 
 /// What a service looks like, at an exit that has none.
@@ -126,6 +134,9 @@ fn peer(plan: &Plan) -> String {
     text += &line("name", quoted(EXIT));
     text += &line("public_key", quoted(&link.key.to_string()));
     text += &line("endpoints", list([&link.endpoint.to_string()]));
+    if let Some(file) = &plan.preshared_key_file {
+        text += &line("preshared_key_file", quoted(file));
+    }
     if !plan.allowed_ips.is_empty() {
         text += "# What is behind it: packets for these addresses go there, and its packets come from no others.\n";
         text += &line("allowed_ips", list(&plan.allowed_ips));
@@ -150,7 +161,20 @@ fn tun(plan: &Plan) -> String {
     "# A network interface whose IP packets go to the peers.\n[tun]\n".to_owned()
         + "# Our own addresses in the tunnel, each with the prefix of its link.\n"
         + &line("address", list(&plan.tun))
+        + &behind(plan)
         + "# name = \"culvert0\"\n"
+}
+
+/// A word on the networks behind this host, which are keys of the other end.
+fn behind(plan: &Plan) -> String {
+    if plan.networks.is_empty() {
+        return String::new();
+    }
+    let networks: Vec<String> = plan.networks.iter().map(ToString::to_string).collect();
+    format!(
+        "# Behind this host: {}. The other end has them in the allowed_ips of this peer.\n",
+        networks.join(", ")
+    )
 }
 
 const METRICS: &str = "# Metrics for Prometheus, and /healthz and /readyz, over HTTP without authentication:\n\

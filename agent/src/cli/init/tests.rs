@@ -30,7 +30,7 @@ fn facts() -> Facts {
         outer: vec!["203.0.113.7".parse().unwrap(), "2001:db8::7".parse().unwrap()],
         name: "branch".to_owned(),
         routes: Vec::new(),
-        service: false,
+        no_service: Some("systemd does not run this host"),
         group: None,
     }
 }
@@ -52,7 +52,9 @@ fn told(line: &str, facts: &Facts) -> String {
     let (options, config) = (options(line), config(line));
     let plan = Plan::new(&options, facts).unwrap();
     let key = KEY.parse().unwrap();
-    next::Steps { plan: &plan, config: &config, key, file: &options.config, facts }.text().unwrap()
+    next::Steps { plan: &plan, config: &config, key, file: &options.config, facts, now: options.now }
+        .text()
+        .unwrap()
 }
 
 #[test]
@@ -150,6 +152,14 @@ fn options_that_do_not_go_together_are_refused_with_a_remedy() {
         ("--role entry --tun".to_owned(), "an entry dials an exit"),
         (format!("--role entry --peer {link}"), "an entry carries something"),
         (format!("--role entry --peer {link} --allowed-ip 10.0.0.0/8"), "add --tun"),
+        (format!("--role entry --peer {link} --udp 127.0.0.1:1=a --network 10.2.0.0/16"), "add --tun"),
+        ("--role exit --tun --network 10.2".to_owned(), "--network 10.2 is no prefix"),
+        ("--role exit --tun --network ::/0".to_owned(), "--network ::/0 is a default route"),
+        ("--role exit --tun --network 10.0.0.0/8".to_owned(), "--network 10.0.0.0/8 meets 10.9.0.0/24"),
+        (
+            format!("--role entry --peer {link} --tun --allowed-ip 10.2.3.0/24 --network 10.2.0.0/16"),
+            "--network 10.2.0.0/16 meets 10.2.3.0/24",
+        ),
         (format!("--role entry --peer {link} --tun --service a=127.0.0.1:1"), "--service is of an exit"),
         (format!("--role entry --peer {link} --tun --listen 0.0.0.0:1"), "--listen is of an exit"),
         (format!("--role entry --peer {link} --tun --advertise a:1"), "--advertise is of an exit"),
@@ -218,7 +228,9 @@ fn the_steps_of_an_exit_lead_to_an_entry_that_fits() {
     let link = format!("culvert://203.0.113.7:4433/{KEY}");
     for line in [
         format!("    {link}"),
-        format!("    culvert init --role entry --peer {link} --tun --udp 127.0.0.1:10053=dns"),
+        format!(
+            "    culvert init --role entry --peer {link} --tun --udp 127.0.0.1:10053=dns --tcp 127.0.0.1:10053=dns"
+        ),
         "    culvert peer add NAME KEY --allowed-ip 10.9.0.2 --service dns".to_owned(),
         "    culvert run --config /etc/culvert/agent.toml".to_owned(),
     ] {
@@ -272,7 +284,7 @@ fn the_steps_of_an_entry_name_it_and_what_it_uses() {
         "--role entry --tun --udp 127.0.0.1:1=dns --tcp 127.0.0.1:1=dns --tcp 127.0.0.1:2=a --peer {}",
         link()
     );
-    let text = told(&line, &Facts { service: true, ..facts() });
+    let text = told(&line, &Facts { no_service: None, ..facts() });
     for line in [
         format!("    culvert peer add branch {KEY} --allowed-ip 10.9.0.2 --service a --service dns"),
         "    systemctl enable --now culvert".to_owned(),
@@ -281,6 +293,52 @@ fn the_steps_of_an_entry_name_it_and_what_it_uses() {
     ] {
         assert!(text.lines().any(|told| told == line), "{line}\n{text}");
     }
+}
+
+#[test]
+fn networks_behind_this_host_are_in_the_command_for_the_other_one() {
+    let networks = "--network 10.2.0.7/16 --network fd02::/48";
+    let others = " --allowed-ip 10.2.0.0/16 --allowed-ip fd02::/48";
+    let sysctl = "    sysctl -w net.ipv4.ip_forward=1 net.ipv6.conf.all.forwarding=1";
+    let entry = told(&format!("--role entry --tun --peer {} {networks}", link()), &facts());
+    assert!(
+        entry.contains(&format!("culvert peer add branch {KEY} --allowed-ip 10.9.0.2{others}\n")),
+        "{entry}"
+    );
+    assert!(entry.lines().any(|line| line == sysctl), "{entry}");
+    assert!(!entry.contains("UDP port"), "nobody dials an entry: {entry}");
+    let exit = told(&format!("--role exit --tun {networks}"), &facts());
+    assert!(exit.contains(&format!(" --tun{others}\n")), "{exit}");
+    assert!(exit.lines().any(|line| line == sysctl), "{exit}");
+    assert!(exit.ends_with("Open in the firewall of this host: UDP port 4433."), "{exit}");
+    // What the exit prints is what an entry takes, default routes included.
+    config(&format!("--role entry --tun --peer {}{others} --allowed-ip 0.0.0.0/0", link()));
+    let plain = told("--role exit --tun", &facts());
+    assert!(plain.contains("send_redirects=0") && plain.contains("--network PREFIX"), "{plain}");
+    assert!(
+        told("--role exit --tun --network 10.2.0.0/16", &facts())
+            .contains("sysctl -w net.ipv4.ip_forward=1\n")
+    );
+}
+
+#[test]
+fn a_port_is_offered_for_each_protocol_of_a_service() {
+    let exit = "--role exit --service web=127.0.0.1:8080/tcp --service ntp=127.0.0.1:123/udp";
+    let protocols: Vec<_> = config(exit).services.iter().map(|service| service.protocol).collect();
+    assert_eq!(protocols, [config::Protocol::Tcp, config::Protocol::Udp]);
+    let text = told(exit, &facts());
+    assert!(text.contains(" --tcp 127.0.0.1:8080=web --udp 127.0.0.1:10123=ntp\n"), "{text}");
+    assert!(!text.contains("--udp 127.0.0.1:8080") && !text.contains("sysctl"), "{text}");
+}
+
+#[test]
+fn what_is_started_now_is_no_step() {
+    let served = Facts { no_service: None, ..facts() };
+    for (line, starts) in [("--role exit --tun", 1), ("--role exit --tun --now", 0)] {
+        assert_eq!(told(line, &served).matches("systemctl enable --now culvert").count(), starts, "{line}");
+    }
+    // Without a service it is still to be done.
+    assert!(told("--role exit --tun --now", &facts()).contains("    culvert run --config"));
 }
 
 #[test]

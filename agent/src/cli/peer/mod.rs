@@ -55,6 +55,9 @@ struct List {
     /// One JSON object, as docs/status.md describes it
     #[arg(long)]
     json: bool,
+    /// The names alone, one on a line, for completions
+    #[arg(long, hide = true, conflicts_with = "json")]
+    names: bool,
 }
 
 /// Let a peer in, and keep it in the state file
@@ -106,7 +109,9 @@ struct Add {
     json: bool,
 }
 
-/// Shut a peer out: its connections end, its keys are never let in again
+/// Shut a peer out: its connections end, and its keys are not let in any more
+///
+/// `culvert peer add` with the same key lets it in again, at once.
 ///
 /// If no daemon answers, the state file alone is changed. That ends no connection: unless it is certain that no daemon runs,
 /// it ends with 1.
@@ -147,6 +152,9 @@ impl List {
                 (config.peers.iter().map(listed).collect(), Some(offline))
             }
         };
+        if self.names {
+            return peers.iter().try_for_each(|peer| Ok(out::say(&peer.name)?));
+        }
         if self.json {
             return Ok(out::say(
                 &json!({ "version": VERSION, "running": offline.is_none(), "peers": peers }),
@@ -164,7 +172,11 @@ impl List {
                 ("ALLOWED IPS", |peer| joined(&peer.allowed_ips)),
             ],
         );
-        out::say(&table(&rows).trim_end())?;
+        if peers.is_empty() {
+            out::say(&"no peers: culvert peer add lets one in, as culvert init prints it there")?;
+        } else {
+            out::say(&table(&rows).trim_end())?;
+        }
         if let Some(offline) = offline {
             out::complain(&format_args!("{offline}: these are the peers that it would start with"));
         }

@@ -3,9 +3,8 @@
 use std::sync::Arc;
 
 use engine::reach::Failure;
-use gate::identity::PublicKey;
 
-use super::*;
+use super::{parts::*, *};
 
 /// When a check fires, and how much that matters. The match has an arm for each check, so that none is forgotten.
 #[expect(clippy::too_many_lines, reason = "a table")]
@@ -72,9 +71,17 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Note, ("/run/culvert/culvert.sock", ""), |_| {}),
         ],
         Check::Daemon => vec![
-            (Note, AS_IT_IS, |f| {
+            (Warning, AS_IT_IS, |f| {
                 run(f);
                 status(f).software = "0.0.1".to_owned();
+            }),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                status(f).software = "99.0.0".to_owned();
+            }),
+            (Warning, AS_IT_IS, |f| {
+                run(f);
+                f.daemon_replaced = true;
             }),
             (Note, AS_IT_IS, |f| f.daemon = Daemon::Mute("permission denied".to_owned())),
         ],
@@ -190,6 +197,7 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
                 f.network.forwards_ipv4 = Some(false);
             }),
         ],
+        Check::Redirects => vec![(Warning, AS_IT_IS, |f| f.network.sends_redirects = Some(true))],
         Check::RpFilter => vec![
             (Warning, AS_IT_IS, |f| f.network.rp_filter[1].1 = 1),
             (Warning, KERNEL, |f| f.network.rp_filter[0].1 = 1),
@@ -307,6 +315,16 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Note, AS_IT_IS, |f| {
                 run(f);
                 status(f).peers[1].state = PeerState::Waiting;
+            }),
+        ],
+        Check::PeerSoftware => vec![
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                exit(f).software = Some("culvert/0.0.1".into());
+            }),
+            (Note, AS_IT_IS, |f| {
+                run(f);
+                exit(f).software = Some("culvert/99.0.0 (0123456789ab 2026-11-27)".into());
             }),
         ],
         Check::OneKey => vec![(Warning, AS_IT_IS, |f| {
@@ -447,6 +465,17 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             (("workers = 2", "workers = 1"), |f| features(f).several_queues = false),
         ],
         Check::TunDevice | Check::TunQueue | Check::Reachability | Check::InnerMtu => vec![(AS_IT_IS, run)],
+        Check::Redirects => vec![
+            // Whoever forwards nothing sends no packet back.
+            (AS_IT_IS, |f| (f.network.sends_redirects, f.network.forwards_ipv4) = (Some(true), Some(false))),
+            (("allowed_ips = [\"10.9.2.0/24\", \"fd09:2::/64\"]", ""), |f| {
+                f.network.sends_redirects = Some(true)
+            }),
+        ],
+        Check::PeerSoftware => vec![(AS_IT_IS, |f| {
+            run(f);
+            exit(f).software = Some("another/1".into());
+        })],
         Check::PathQueue => vec![
             (AS_IT_IS, |f| bloat(f, 0.049, 20e6, 0.0)),
             // The path is slow, and not because of us.
@@ -513,86 +542,4 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
             }),
         ],
     }
-}
-
-/// The daemon runs, and `dropped` of the packets `received` from the exit were dropped because of their source.
-fn spoof(facts: &mut Facts, received: u64, dropped: u64) {
-    run(facts);
-    let exit = exit(facts);
-    exit.downlink.account.received = received;
-    if dropped > 0 {
-        let counts = [("spoofed".into(), dropped), ("expired".into(), received - dropped)];
-        exit.dropped.insert("downlink".into(), counts.into_iter().collect());
-    }
-}
-
-/// Our own inner address.
-const INNER: IpAddr = IpAddr::V4(Ipv4Addr::new(10, 9, 0, 1));
-
-/// The link-local address of the spoke.
-fn link_local() -> IpAddr {
-    let key: PublicKey = OTHER_KEY.parse().unwrap();
-    key.link_local().into()
-}
-
-fn exit(facts: &mut Facts) -> &mut PeerStatus {
-    &mut status(facts).peers[0]
-}
-
-/// The daemon runs, and the round trip to the exit has grown by `wait` seconds beside `up` and `down` bytes a second.
-pub(super) fn bloat(facts: &mut Facts, wait: f64, up: f64, down: f64) {
-    run(facts);
-    let exit = exit(facts);
-    exit.rtt_seconds = exit.rtt_min_seconds.map(|least| least + wait);
-    exit.rates = Some(PeerRates {
-        uplink_bytes_per_second: up,
-        downlink_bytes_per_second: down,
-        ..PeerRates::default()
-    });
-}
-
-/// The daemon runs, and `lost` of the packets `sent` to the exit are lost.
-pub(super) fn lose(facts: &mut Facts, sent: u64, lost: u64) {
-    run(facts);
-    exit(facts).lane_packets = LanePackets { sent, lost, ..LanePackets::default() };
-}
-
-fn full(facts: &Facts) -> Buffers {
-    facts.limits.buffers.unwrap()
-}
-
-fn exact(facts: &Facts) -> ClockState {
-    facts.clock.state.unwrap()
-}
-
-fn table(facts: &mut Facts) -> &mut Conntrack {
-    facts.network.conntrack.as_mut().unwrap()
-}
-
-/// The daemon runs on a kernel that cuts packets inside of tunnels, and takes them joined over these of IPv4 and IPv6.
-fn joins(facts: &mut Facts, [ipv4, ipv6]: [bool; 2]) {
-    let tun = status(facts).tun.get_or_insert_default();
-    (tun.tunnels_cut, tun.tunnels_joined_ipv4, tun.tunnels_joined_ipv6) = (true, ipv4, ipv6);
-}
-
-fn features(facts: &mut Facts) -> &mut TunFeatures {
-    facts.tun.driver.as_mut().unwrap().as_mut().unwrap()
-}
-
-fn unit(facts: &mut Facts) -> &mut Unit {
-    facts.service.unit.as_mut().unwrap()
-}
-
-fn deny_key(facts: &mut Facts) {
-    facts.files.key_denied = true;
-    facts.file.problems = vec![problem("identity.key_file")];
-}
-
-fn deny_tun(facts: &mut Facts) {
-    facts.tun.denied = true;
-    facts.tun.driver = Some(Err("permission denied".to_owned()));
-}
-
-fn no_answer() -> Answer {
-    Answer::Failed { reason: "no answer".to_owned(), causes: "is it running?".to_owned() }
 }

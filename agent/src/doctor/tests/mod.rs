@@ -15,6 +15,7 @@ use super::{
 };
 
 mod cases;
+mod parts;
 mod unit;
 mod web;
 
@@ -59,7 +60,7 @@ const REMOTE: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::new(192, 0, 2, 1
 const OURS: IpAddr = IpAddr::V4(Ipv4Addr::new(192, 0, 2, 9));
 
 /// A host on which all is well, and no daemon runs.
-fn facts() -> Facts {
+pub(super) fn facts() -> Facts {
     let key = Found::There { folder: false, mode: 0o440, owner: 0, writable: true };
     let answer = Some(Answer::Connected { rtt: Some(Duration::from_millis(12)), inner_mtu: Some(1_421) });
     let address = Address { remote: REMOTE, way: Ok(Route { source: OURS, mtu: 1_500 }), answer };
@@ -83,6 +84,7 @@ fn facts() -> Facts {
         },
         service: Service::default(),
         daemon: Daemon::Absent,
+        daemon_replaced: false,
         kernel: Kernel {
             release: "6.12.48+deb13-amd64".to_owned(),
             segmentation: Ok(true),
@@ -117,6 +119,7 @@ fn facts() -> Facts {
             unprivileged_ports: Some(1_024),
             forwards_ipv4: Some(true),
             forwards_ipv6: Some(true),
+            sends_redirects: Some(false),
             advertised: Vec::new(),
             rp_filter: vec![("culvert0".to_owned(), 1), ("wan".to_owned(), 2)],
             conntrack: Some(Conntrack { count: 799, max: 1_000, udp_timeout: Duration::from_secs(120) }),
@@ -149,11 +152,13 @@ fn run(facts: &mut Facts) {
         rtt_min_seconds: Some(0.011),
         lane_packets: LanePackets { sent: 100_000, lost: 100, ..LanePackets::default() },
         inner_mtu: Some(1_421),
+        software: Some(crate::program::software().into()),
         ..PeerStatus::default()
     };
     let software = env!("CARGO_PKG_VERSION").to_owned();
+    let commit = crate::program::COMMIT.map(str::to_owned);
     let peers = vec![peer("exit"), peer("spoke")];
-    facts.daemon = Daemon::Running(Box::new(Status { software, peers, ..Status::default() }));
+    facts.daemon = Daemon::Running(Box::new(Status { software, commit, peers, ..Status::default() }));
     facts.tun.free =
         Some(Err("there is an interface culvert0 already (remedy: another tun.name)".to_owned()));
     facts.tun.queue_packets = Some(1_000);
@@ -457,16 +462,16 @@ fn a_queue_or_a_loss_on_the_path_names_the_key_that_mends_it() {
         of_check.expect("it fires").remedy
     };
     let queue = |change| remedy(Check::PathQueue, change);
-    assert!(queue(|f| cases::bloat(f, 0.4, 2e6, 1e6)).contains("peer.rate = \"auto\""));
-    assert!(queue(|f| cases::bloat(f, 0.4, 1e6, 2e6)).contains("peer.rate_receive"));
+    assert!(queue(|f| parts::bloat(f, 0.4, 2e6, 1e6)).contains("peer.rate = \"auto\""));
+    assert!(queue(|f| parts::bloat(f, 0.4, 1e6, 2e6)).contains("peer.rate_receive"));
     let loss = |change| remedy(Check::PathLoss, change);
-    let on_lossy_path = loss(|f| cases::lose(f, 10_000, 100));
+    let on_lossy_path = loss(|f| parts::lose(f, 10_000, 100));
     assert!(
         on_lossy_path.contains("[[service]]") && on_lossy_path.contains("peer.repair"),
         "{on_lossy_path}"
     );
     let while_full = loss(|f| {
-        cases::bloat(f, 0.4, 2e6, 1e6);
+        parts::bloat(f, 0.4, 2e6, 1e6);
         status(f).peers[0].lane_packets = LanePackets { sent: 10_000, lost: 100, ..LanePackets::default() };
     });
     assert!(!while_full.contains("repair"), "{while_full}");

@@ -49,6 +49,7 @@ fn agent(
     let (ready, log) = (Ready::default(), Box::new(MemoryReplayLog::default()));
     let seed = if host == ENTRY { 1 } else { 2 };
     let setup = Setup {
+        software: "culvert/0".into(),
         identity: Arc::new(TlsIdentity::from_pkcs8(&identity.pkcs8_der()).unwrap()),
         own: Own::new(identity),
         registry: PeerRegistry::new(&config, identity.public_key()),

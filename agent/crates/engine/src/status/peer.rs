@@ -27,12 +27,16 @@ use crate::{
 #[serde(default)]
 pub struct PeerStatus {
     pub name: Arc<str>,
+    /// The keys that it may prove.
+    pub public_keys: Vec<String>,
+    /// Its inner addresses.
+    pub allowed_ips: Vec<String>,
     pub origin: PeerOrigin,
     /// The state of the connection to the peer.
     pub state: PeerState,
     /// The other end of the connection, or the address that was dialled last.
     pub address: Option<SocketAddr>,
-    /// The time for which `state` has not changed, in seconds.
+    /// The time since the session began, or since the last one ended, in seconds; `None` before the first one.
     pub since_seconds: Option<f64>,
     /// The name that the peer's software gives itself.
     pub software: Option<Arc<str>>,
@@ -247,6 +251,15 @@ pub struct Accounting {
 }
 
 impl PeerStatus {
+    /// The bytes that were carried to the peer and from it, TCP forwards included.
+    #[must_use]
+    pub fn carried_bytes(&self) -> [u64; 2] {
+        [
+            self.uplink.delivered_bytes + self.tcp.uplink_bytes,
+            self.downlink.delivered_bytes + self.tcp.downlink_bytes,
+        ]
+    }
+
     /// True if the peer has a connection.
     #[must_use]
     pub fn connected(&self) -> bool {
@@ -266,6 +279,7 @@ impl PeerStatus {
         }
         self.state = self.state.max(other.state);
         self.address = self.address.or(other.address);
+        self.since_seconds = self.since_seconds.or(other.since_seconds);
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.rtt_min_seconds = self.rtt_min_seconds.or(other.rtt_min_seconds);
         add!(self, other; lanes_up, flows, tcp_streams);

@@ -28,16 +28,16 @@
 //! network in memory in tests.
 
 /// Writes a line to the log if a throttle lets it through: the level, the throttle's answer, the fields, the text. Field
-/// `suppressed` says how many like it were held back before. Fields and text are evaluated only for a line that is written.
+/// `suppressed` says how many like it were held back before, if any were. Fields and text are evaluated only for a line that is written.
 macro_rules! throttled {
     ($level:ident, $allowed:expr, { $($field:tt)+ }, $($text:tt)+) => {
         if let Some(suppressed) = $allowed {
-            tracing::$level!($($field)+, suppressed, $($text)+);
+            tracing::$level!($($field)+, suppressed = base::throttle::counted(suppressed), $($text)+);
         }
     };
     ($level:ident, $allowed:expr, $($text:tt)+) => {
         if let Some(suppressed) = $allowed {
-            tracing::$level!(suppressed, $($text)+);
+            tracing::$level!(suppressed = base::throttle::counted(suppressed), $($text)+);
         }
     };
 }

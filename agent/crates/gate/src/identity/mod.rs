@@ -63,6 +63,9 @@ pub enum PublicKeyError {
     /// The text has another length than 43 characters.
     #[error("a public key has 43 characters, this has {0}")]
     Length(usize),
+    /// The text is 32 bytes of base64, as WireGuard writes its keys.
+    #[error("this looks like a key of WireGuard; Culvert's keys are its own, have 43 characters and no '='")]
+    WireGuard,
     /// A character of the text is not base64url.
     #[error("character {position} is {character:?}; a public key has only A-Z, a-z, 0-9, '-' and '_'")]
     Character {
@@ -85,7 +88,9 @@ impl FromStr for PublicKey {
     fn from_str(text: &str) -> Result<Self, PublicKeyError> {
         let length = text.chars().count();
         if length != Self::TEXT_LEN {
-            return Err(PublicKeyError::Length(length));
+            let padded = length == Self::TEXT_LEN + 1 && text.ends_with('=');
+            let is_base64 = padded && BASE64.decode(text.as_bytes()).is_ok_and(|key| key.len() == 32);
+            return Err(if is_base64 { PublicKeyError::WireGuard } else { PublicKeyError::Length(length) });
         }
         let strange = |c: &char| !(c.is_ascii_alphanumeric() || *c == '-' || *c == '_');
         if let Some((index, character)) = text.chars().enumerate().find(|(_, c)| strange(c)) {

@@ -150,7 +150,9 @@ fn an_identity_does_not_show_its_private_half() {
 fn mistyped_public_keys_say_what_is_wrong() {
     let refused = |text: &str| text.parse::<PublicKey>().unwrap_err();
     assert_eq!(refused(""), PublicKeyError::Length(0));
-    assert_eq!(refused(&format!("{OPENSSL_PUBLIC}=")), PublicKeyError::Length(44));
+    assert_eq!(refused(&format!("{OPENSSL_PUBLIC}x")), PublicKeyError::Length(44));
+    // The example of wg(8).
+    assert_eq!(refused("xTIBA5rboUvnH4htodjb6e697QjLERt1NAB4mZqp8Dg="), PublicKeyError::WireGuard);
     let space = format!("ab {}", &OPENSSL_PUBLIC[3..]);
     assert_eq!(refused(&space), PublicKeyError::Character { position: 3, character: ' ' });
     let slash = OPENSSL_PUBLIC.replace('_', "/");

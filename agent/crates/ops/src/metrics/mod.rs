@@ -59,6 +59,7 @@ pub use visitors::{CertificateRead, HttpVersion, TcpOutcome, TcpRefused, Visitor
 /// The metrics of the daemon, as `/metrics` shows them.
 pub struct Metrics {
     version: String,
+    commit: &'static str,
     workers: u8,
     pub snapshots: Arc<Snapshots>,
     health: Arc<Health>,
@@ -96,7 +97,7 @@ const fn family(
 
 #[rustfmt::skip]
 static FAMILIES: &[Family] = &[
-    family(Gauge, "culvert_build_info", &["version"], "Always 1; the label is the program's version.", |it, out| out.add(&[&it.metrics.version], 1_u64)),
+    family(Gauge, "culvert_build_info", &["version", "commit"], "Always 1; the labels are the program's version, and the commit that it was built from, empty if it does not say.", |it, out| out.add(&[&it.metrics.version, it.metrics.commit], 1_u64)),
     family(Gauge, "culvert_ready", &[], "1 if the agent carries traffic, 0 while it starts or drains, or once its TUN device is gone.", |it, out| out.add(&[], u64::from(it.metrics.health.readiness().is_ok()))),
     family(Gauge, "culvert_workers", &[], "Threads that move packets.", |it, out| out.add(&[], u32::from(it.metrics.workers))),
     family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, even if nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(it.configured.reloads.by_label())),
@@ -151,11 +152,18 @@ impl Scrape<'_> {
 }
 
 impl Metrics {
-    /// Shows what the workers put into `snapshots`; `version` becomes the label of `culvert_build_info`.
+    /// Shows what the workers put into `snapshots`; `version` and `commit` become the labels of `culvert_build_info`.
     #[must_use]
-    pub fn new(version: &str, workers: u8, snapshots: Arc<Snapshots>, health: Arc<Health>) -> Self {
+    pub fn new(
+        version: &str,
+        commit: Option<&'static str>,
+        workers: u8,
+        snapshots: Arc<Snapshots>,
+        health: Arc<Health>,
+    ) -> Self {
         Self {
             version: version.to_owned(),
+            commit: commit.unwrap_or_default(),
             workers,
             snapshots,
             health,

@@ -18,7 +18,13 @@ fn metrics() -> Metrics {
 }
 
 fn of_workers(snapshots: Arc<Snapshots>) -> Metrics {
-    Metrics::new("1.2.3", 2, snapshots, Arc::new(Health::new(2, SystemClock.now())))
+    Metrics::new(
+        "1.2.3",
+        Some("0123456789ab 2026-11-27"),
+        2,
+        snapshots,
+        Arc::new(Health::new(2, SystemClock.now())),
+    )
 }
 
 fn shows(metrics: &Metrics, line: &str) -> bool {
@@ -97,7 +103,7 @@ fn labels_stand_in_the_order_of_their_names_and_are_escaped() {
 #[test]
 fn the_version_and_the_process_are_shown() {
     let metrics = metrics();
-    assert!(shows(&metrics, "culvert_build_info{version=\"1.2.3\"} 1"));
+    assert!(shows(&metrics, "culvert_build_info{commit=\"0123456789ab 2026-11-27\",version=\"1.2.3\"} 1"));
     let shown = metrics.render();
     let of_process =
         |family: &&FamilyInfo| family.name.starts_with("culvert_process_") && family.labels.is_empty();

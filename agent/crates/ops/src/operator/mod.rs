@@ -44,6 +44,8 @@ pub struct Running {
     /// What it runs with; a reload puts another one here.
     pub config: ArcSwap<Config>,
     pub own_key: PublicKey,
+    /// The commit that the program was built from, with its date; `None` if it does not say.
+    pub commit: Option<&'static str>,
     /// The newest snapshots that the workers published.
     pub snapshots: Arc<Snapshots>,
     /// Where its workers take commands, in their order.

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    fs,
     net::Ipv6Addr,
     path::Path,
     sync::Arc,
@@ -72,6 +73,8 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         lanes: lanes_of(listed.id, &views, &mut room),
         stream_connections: stream_connections_of(listed.id, &views),
         link_local: link_local(listed, &config),
+        public_keys: listed.peer.public_keys.iter().map(ToString::to_string).collect(),
+        allowed_ips: listed.peer.allowed_ips.iter().map(ToString::to_string).collect(),
         ..status_of(listed, &published)
     });
     let mut peers: Vec<PeerStatus> = peers.collect();
@@ -85,6 +88,8 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     let refusals = latest.iter().rev().map(|(refusal, count)| shown_refusal(refusal, *count, unix_seconds));
     let mut status = Status {
         software: env!("CARGO_PKG_VERSION").to_owned(),
+        commit: running.commit.map(str::to_owned),
+        host: host_name(),
         public_key: running.own_key.to_string(),
         uptime_seconds: now.saturating_duration_since(running.since).as_secs_f64(),
         workers: config.worker_count(),
@@ -117,6 +122,13 @@ fn users(running: &Running, scope: &Scope, now: u64) -> Vec<UserStatus> {
         return Vec::new();
     }
     running.hub.users.figures().iter().map(|figures| UserStatus::new(figures, now)).collect()
+}
+
+/// The name of this host; empty if the kernel does not say it.
+fn host_name() -> String {
+    let name = fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    // The kernel's word for a host without a name.
+    name.trim().trim_start_matches("(none)").to_owned()
 }
 
 /// What is wrong with files of the directory of peers, as many as a terminal shows.

@@ -293,6 +293,7 @@ impl World {
                 ready,
                 instance: [seed; 16],
                 seed: [seed.wrapping_add(worker.wrapping_mul(101)); 32],
+                software: concat!("culvert/", env!("CARGO_PKG_VERSION")).into(),
                 worker,
                 hub: Arc::clone(&hub),
                 metrics: Publisher::new(place, Arc::clone(&health), Arc::clone(&snapshots)),

@@ -102,7 +102,7 @@ impl Context {
         if let Some(suppressed) = peer.throttles.connections.allow(now) {
             tracing::info!(
                 peer = &**peer.name(),
-                suppressed,
+                suppressed = base::throttle::counted(suppressed),
                 "the peer is about to stop; dialling elsewhere"
             );
         }

@@ -58,6 +58,8 @@ pub(crate) struct Context {
     pub(crate) config: Arc<Config>,
     pub(crate) identity: Arc<TlsIdentity>,
     pub(crate) id: WorkerId,
+    /// What we call our program to peers.
+    pub(crate) software: Arc<str>,
     pub(crate) sockets: Sockets,
     pub(crate) hub: Arc<Hub>,
     pub(crate) registry: Arc<PeerRegistry>,

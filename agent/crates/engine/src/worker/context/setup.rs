@@ -35,6 +35,8 @@ pub struct Setup {
     pub instance: [u8; 16],
     /// Seed of the worker's randomness: connection IDs, jitter, path challenges.
     pub seed: [u8; 32],
+    /// What we call our program to peers, as in "culvert/0.1.0"; at most 64 bytes.
+    pub software: Arc<str>,
     /// The index of this worker, from 0.
     pub worker: u8,
     /// The state that this worker shares with the others.

@@ -211,7 +211,7 @@ impl Tunnel {
                 to = names(&handover.to),
                 from = names(&handover.from),
                 prefixes = handover.prefixes,
-                suppressed,
+                suppressed = base::throttle::counted(suppressed),
                 "IP packets take another peer that holds the same prefixes"
             );
         }

@@ -156,9 +156,11 @@ impl LaneHost {
             let (peer, lane) = (cx.peers.name(lane.of.peer), lane.opening.index);
             match from {
                 Some(from) => {
-                    tracing::debug!(peer, lane, %from, to = ?destination, suppressed, "lane moved");
+                    tracing::debug!(peer, lane, %from, to = ?destination, suppressed = base::throttle::counted(suppressed), "lane moved");
                 }
-                None => tracing::debug!(peer, lane, remote = ?destination, suppressed, "lane up"),
+                None => {
+                    tracing::debug!(peer, lane, remote = ?destination, suppressed = base::throttle::counted(suppressed), "lane up")
+                }
             }
         }
         cx.lane_event(lane, LaneEvent::Up);

@@ -65,7 +65,8 @@ fn open(
     if !opened.trusted {
         tracing::info!(
             state_dir = %directory.display(),
-            "no complete record of used knocks from this boot: those of before this start are refused"
+            "the first start here, or the first since the host was booted: which first packets of clients were used before is not \
+             known, and those made before this start are refused; clients make new ones at once"
         );
     }
     Ok(tables)

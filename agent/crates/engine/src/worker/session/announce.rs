@@ -178,7 +178,7 @@ impl Context {
             missing = missing.len(),
             services = base::throttle::list(named),
             offers,
-            suppressed,
+            suppressed = base::throttle::counted(suppressed),
             "the peer does not offer services that our forwards need (remedy: {}add them to `services` of our [[peer]] there)",
             near.as_deref().unwrap_or_default()
         );

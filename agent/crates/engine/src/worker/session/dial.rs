@@ -110,7 +110,7 @@ impl Sessions {
                 // The host may lack one address family and have the other.
                 peer.dialler.failed(now);
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
-                    tracing::warn!(peer = &*name, %remote, %error, suppressed, "cannot open a socket to the peer");
+                    tracing::warn!(peer = &*name, %remote, %error, suppressed = base::throttle::counted(suppressed), "cannot open a socket to the peer");
                 }
                 return;
             }
@@ -170,7 +170,7 @@ impl Sessions {
             Ok(crypto) => crypto,
             Err(error) => {
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
-                    tracing::error!(peer = &*name, %error, suppressed, "cannot set up TLS for the peer");
+                    tracing::error!(peer = &*name, %error, suppressed = base::throttle::counted(suppressed), "cannot set up TLS for the peer");
                 }
                 return None;
             }

@@ -86,9 +86,19 @@ impl Sessions {
         peer.reach.fail(words, &[], now);
         if let Some(suppressed) = peer.throttles.connections.allow(now) {
             if planned {
-                tracing::info!(peer = &**peer.name(), reason = words, suppressed, "connection ended");
+                tracing::info!(
+                    peer = &**peer.name(),
+                    reason = words,
+                    suppressed = base::throttle::counted(suppressed),
+                    "connection ended"
+                );
             } else {
-                tracing::warn!(peer = &**peer.name(), reason = words, suppressed, "connection lost");
+                tracing::warn!(
+                    peer = &**peer.name(),
+                    reason = words,
+                    suppressed = base::throttle::counted(suppressed),
+                    "connection lost"
+                );
             }
         }
     }

@@ -95,13 +95,19 @@ impl Sessions {
         match peer.origin {
             PeerOrigin::Open => {
                 if let Some(suppressed) = cx.debug_lines.allow(now) {
-                    tracing::debug!(peer = peer_name, remote, software, suppressed, "a guest connected");
+                    tracing::debug!(
+                        peer = peer_name,
+                        remote,
+                        software,
+                        suppressed = base::throttle::counted(suppressed),
+                        "a guest connected"
+                    );
                 }
             }
             PeerOrigin::Config | PeerOrigin::State => {
                 throttled!(
                     info, peer.throttles.connected.allow(now),
-                    { peer = peer_name, remote, software, services = base::throttle::list(offered), dialled, lanes = wanted },
+                    { peer = peer_name, remote, software, services = base::throttle::list(offered), dialled, lanes = dialled.then_some(*wanted) },
                     "connected"
                 );
             }

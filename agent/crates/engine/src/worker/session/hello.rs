@@ -165,7 +165,7 @@ impl Sessions {
         let services = cx.peers.get(peer).map(|peer| services_for(&cx.config, &peer.data.config));
         Message::Hello(Hello {
             instance: self.instance,
-            software: concat!("culvert/", env!("CARGO_PKG_VERSION")).to_owned(),
+            software: (*cx.software).to_owned(),
             workers: u16::from(cx.id.count),
             max_lanes: self.most_lanes,
             max_datagram_packet: accepted_packet(&cx.config.transport, self.receive_buffer(cx, handle)),
@@ -238,7 +238,7 @@ impl Sessions {
             }
             None => {
                 if let Some(suppressed) = cx.debug_lines.allow(now) {
-                    tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed, "control message ignored");
+                    tracing::debug!(peer = self.name_of(cx, handle), %error, suppressed = base::throttle::counted(suppressed), "control message ignored");
                 }
             }
         }

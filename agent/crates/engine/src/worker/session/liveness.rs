@@ -190,7 +190,11 @@ impl Sessions {
                     && let Some(state) = cx.peers.get_mut(id)
                     && let Some(suppressed) = state.throttles.heard.allow(now)
                 {
-                    tracing::info!(peer = &**state.name(), suppressed, "the peer is heard again");
+                    tracing::info!(
+                        peer = &**state.name(),
+                        suppressed = base::throttle::counted(suppressed),
+                        "the peer is heard again"
+                    );
                 }
                 if is_well {
                     self.stop_dialling(cx, id, now);

@@ -133,7 +133,10 @@ impl Sessions {
                 None => PeerState::Dialling,
             },
             address: remote.or_else(|| peer.reach.dialled()),
-            since_seconds: session.map(|session| since(session.agreed.since)),
+            since_seconds: session
+                .map(|session| session.agreed.since)
+                .or_else(|| peer.reach.last_session())
+                .map(since),
             software: session.map(|session| Arc::clone(&session.agreed.software)),
             preshared_keys: peer.data.config.preshared_keys.len(),
             preshared_key_in_use: session

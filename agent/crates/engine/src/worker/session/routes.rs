@@ -114,7 +114,7 @@ impl Sessions {
         if let Some(peer) = cx.peers.get_mut(id)
             && let Some(suppressed) = peer.throttles.moved.allow(now)
         {
-            tracing::info!(peer = &**peer.name(), %from, %to, suppressed, "the peer's address changed");
+            tracing::info!(peer = &**peer.name(), %from, %to, suppressed = base::throttle::counted(suppressed), "the peer's address changed");
         }
     }
 }

@@ -68,7 +68,7 @@ impl Worker {
         let control = endpoint::control(&setup, &ids, rng.random())?;
         let Setup { config, identity, own, registry, refusals, knocks, clock, net, ready, instance, .. } =
             setup;
-        let Setup { hub, metrics, tun, site, tunnels, .. } = setup;
+        let Setup { hub, metrics, tun, site, tunnels, software, .. } = setup;
         hub.users.follow(&config);
         let wall_clock = Arc::clone(&clock);
         hub.streams.set_most(config.limits.stream_bytes);
@@ -106,6 +106,7 @@ impl Worker {
         let mut made = Self {
             cx: Context {
                 id,
+                software,
                 identity,
                 hub,
                 registry,

@@ -100,6 +100,8 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     let oldest = short_time(peer.queue.age_seconds);
     let mut facts = Facts::default();
     facts.add("from", peer.origin.label());
+    facts.add("public key", or_dash(Some(peer.public_keys.join(" ")).filter(|keys| !keys.is_empty())));
+    facts.add("allowed ips", or_dash(Some(peer.allowed_ips.join(", ")).filter(|all| !all.is_empty())));
     facts.add("address", or_dash(peer.address));
     facts.add("since", or_dash(peer.since_seconds.map(age)));
     facts.add("software", or_dash(peer.software.as_deref()));

@@ -79,6 +79,12 @@ impl Scope {
 pub struct Status {
     /// The version of the program that runs.
     pub software: String,
+    /// The commit that it was built from and its date; `None` in a build for development, and of an older daemon.
+    #[serde(default)]
+    pub commit: Option<String>,
+    /// The name of its host; empty if that is not known.
+    #[serde(default)]
+    pub host: String,
     pub public_key: String,
     /// The time since the agent was started, in seconds.
     pub uptime_seconds: f64,

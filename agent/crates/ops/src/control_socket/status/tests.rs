@@ -186,6 +186,8 @@ fn repair() -> RepairStatus {
 fn connected() -> PeerStatus {
     PeerStatus {
         name: "exit".into(),
+        public_keys: vec![KEY.to_owned()],
+        allowed_ips: vec!["10.9.0.1/32".to_owned(), "10.1.0.0/16".to_owned()],
         origin: PeerOrigin::Config,
         state: PeerState::Connected,
         address: "192.0.2.1:4433".parse().ok(),
@@ -323,6 +325,8 @@ fn full() -> Status {
     let used = |used| Used { used, limit: 1_000 };
     Status {
         software: "1.2.3".to_owned(),
+        commit: Some("0123456789ab 2026-11-27".to_owned()),
+        host: "gw1".to_owned(),
         public_key: KEY.to_owned(),
         uptime_seconds: 61.0,
         workers: 2,
@@ -407,7 +411,7 @@ fn full() -> Status {
 fn the_status_is_readable() {
     let expected = format!(
         "\
-culvert 1.2.3, up 1m 1s, 2 workers
+gw1: culvert 1.2.3 (0123456789ab 2026-11-27), up 1m 1s, 2 workers
 key {KEY}
 used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
 service dns at dns.example:53: failed 5s ago: 192.0.2.53:53: Connection refused
@@ -418,7 +422,11 @@ worker 1 did not answer: its lanes, sockets and share of the device are missing 
 
 PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN        LANES  FLOWS  MTU   SOFTWARE
 exit  connected  2h 3m  192.0.2.1:4433  12.3 ms  0.02 %  1.2 Gbit/s  8.0 Mbit/s  1      3      1421  culvert/0.1.0
-b     dialling   -      -               -        -       -           -           0      0      -     -
+b     dialling   -      -               -        -       -           -           -      0      -     -
+UP is to the peer, DOWN from it; SINCE: connected, or not, for so long
+
+PEER  SENT     RECEIVED  ALLOWED IPS
+exit  97.5 kB  75.0 MB   10.9.0.1/32, 10.1.0.0/16
 
 LANE    STATE  SENT                  RECEIVED      LOST       UNACKED  RTT      KEYS    PACKET  OFFLOAD         FLOWS  HEARD
 exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  18 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
@@ -471,6 +479,8 @@ fn one_peer_is_readable_in_full() {
     let expected = "
 exit: connected
   from           config
+  public key     bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA
+  allowed ips    10.9.0.1/32, 10.1.0.0/16
   address        192.0.2.1:4433
   since          2h 3m
   software       culvert/0.1.0
@@ -562,6 +572,22 @@ lane exit/0: up
   connection ID   0011223344556677
 ";
     assert!(text.ends_with(expected), "{text}");
+}
+
+#[test]
+fn an_agent_without_peers_says_how_one_is_let_in() {
+    let status = Status { peers: Vec::new(), host: String::new(), commit: None, ..full() };
+    let text = status.to_page(Show::default()).to_text();
+    assert!(text.starts_with("culvert 1.2.3, up 1m 1s"), "{text}");
+    assert!(text.contains("\nno peers: culvert peer add lets one in") && !text.contains("SINCE"), "{text}");
+}
+
+#[test]
+fn many_prefixes_of_a_peer_are_counted() {
+    let allowed_ips = (1..=6).map(|number| format!("10.{number}.0.0/16")).collect();
+    let status = Status { peers: vec![PeerStatus { allowed_ips, ..connected() }], ..full() };
+    let text = status.to_page(Show::default()).to_text();
+    assert!(text.contains("10.1.0.0/16, 10.2.0.0/16, 10.3.0.0/16, 10.4.0.0/16 and 2 more\n"), "{text}");
 }
 
 #[test]

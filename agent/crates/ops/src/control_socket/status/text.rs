@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::control_socket::status::{
     Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
-    page::{Page, age, bits, or_dash, per_second, plain, rows, share, short_time},
+    page::{Page, age, bits, bytes, or_dash, per_second, plain, rows, share, short_time},
     parts::{Used, WebServerStatus},
     services,
 };
@@ -39,14 +39,23 @@ impl Status {
                 ("DOWN", |peer| or_dash(peer.rates.as_ref().map(|it| bits(it.down())))),
                 ("LANES", |peer| match peer.mode.as_deref() {
                     Some("standard") => "none".to_owned(),
-                    Some(_) | None => peer.lanes_up.to_string(),
+                    Some(_) => peer.lanes_up.to_string(),
+                    // They outlive the session for a while, for the next one.
+                    None => "-".to_owned(),
                 }),
                 ("FLOWS", |peer| peer.flows.to_string()),
                 ("MTU", |peer| or_dash(peer.inner_mtu)),
                 ("SOFTWARE", |peer| or_dash(peer.software.as_deref())),
             ],
         );
-        page.table(&peers);
+        if self.peers.is_empty() {
+            page.gap();
+            page.line("no peers: culvert peer add lets one in, as culvert init prints it there");
+        } else {
+            page.table(&peers);
+            page.line("UP is to the peer, DOWN from it; SINCE: connected, or not, for so long");
+            self.carried(&mut page);
+        }
         if show.lanes || self.peers.len() <= FEW_PEERS {
             lane_table(&self.peers, &mut page);
             if self.lanes_left_out > 0 {
@@ -83,9 +92,26 @@ impl Status {
         page
     }
 
+    /// What each peer has carried, and its inner addresses.
+    fn carried(&self, page: &mut Page) {
+        let of = |peer: &PeerStatus| !peer.allowed_ips.is_empty() || peer.carried_bytes() != [0, 0];
+        page.table_of(
+            self.peers.iter().filter(|peer| of(peer)),
+            [
+                ("PEER", |peer| peer.name.to_string()),
+                ("SENT", |peer| bytes(peer.carried_bytes()[0])),
+                ("RECEIVED", |peer| bytes(peer.carried_bytes()[1])),
+                ("ALLOWED IPS", |peer| prefixes(&peer.allowed_ips)),
+            ],
+        );
+    }
+
     pub(super) fn header(&self, page: &mut Page) {
+        let host = if self.host.is_empty() { String::new() } else { format!("{}: ", plain(&self.host)) };
+        let commit =
+            self.commit.as_deref().map_or_else(String::new, |commit| format!(" ({})", plain(commit)));
         page.line(format!(
-            "culvert {}, up {}, {} worker{}",
+            "{host}culvert {}{commit}, up {}, {} worker{}",
             plain(&self.software),
             age(self.uptime_seconds),
             self.workers,
@@ -214,6 +240,17 @@ impl Status {
         let reasons: BTreeSet<&Word> =
             self.peers.iter().flat_map(|peer| peer.dropped.values()).flat_map(Counts::keys).collect();
         explain_each(reasons, &self.meanings, page);
+    }
+}
+
+/// As many prefixes as a line has room for, and how many more there are.
+fn prefixes(all: &[String]) -> String {
+    const MOST: usize = 4;
+    let shown = all.iter().take(MOST).map(String::as_str).collect::<Vec<_>>().join(", ");
+    match all.len().saturating_sub(MOST) {
+        0 if all.is_empty() => "-".to_owned(),
+        0 => shown,
+        more => format!("{shown} and {more} more"),
     }
 }
 
