@@ -92,10 +92,10 @@ mod token;
 mod tun;
 #[cfg(test)]
 mod tun_tests;
+mod upstream;
 mod users;
 #[cfg(test)]
 mod users_tests;
-mod upstream;
 mod value;
 
 pub use checks::MOST_HOLDERS;
@@ -114,8 +114,8 @@ pub use token::{Token, TokenError};
 pub use tun::{
     INNER_REMEDY, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
-pub use users::{MAX_USERS, Network, NewUser, User};
 pub use upstream::{Target, Upstream};
+pub use users::{MAX_USERS, Network, NewUser, User};
 pub use value::size_text;
 
 /// The most workers that an agent may have: few enough that the first byte of a connection ID keeps two random bits.

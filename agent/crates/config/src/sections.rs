@@ -15,9 +15,7 @@ use wire::repair_terms::Terms;
 use crate::{
     MAX_WORKERS,
     checks::Checks,
-    kinds::{
-        Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole,
-    },
+    kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
     prefix::network_prefix,
     repair::repair,
     section::{Section, Walker, section},

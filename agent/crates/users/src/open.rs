@@ -184,7 +184,8 @@ impl Reachable {
                 Upstreams::Name(name) => match look_up(&name.host, name.port).await {
                     Ok(addresses) => {
                         let means_loopback = name.host == "localhost" || name.host.ends_with(".localhost");
-                        let may_be = |address: &IpAddr| means_loopback || !address.to_canonical().is_loopback();
+                        let may_be =
+                            |address: &IpAddr| means_loopback || !address.to_canonical().is_loopback();
                         let addresses = addresses.into_iter().filter(may_be);
                         found.extend(addresses.map(|address| SocketAddr::new(address, name.port)));
                     }

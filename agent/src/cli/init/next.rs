@@ -3,7 +3,7 @@
 use std::{fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
-use config::{Config, Protocol};
+use config::{Config, Protocol, Target, Upstream};
 use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
@@ -54,7 +54,7 @@ impl Steps<'_> {
         }
         entry += &self.behind();
         for service in &self.config.services {
-            let (name, port) = (&service.name, local_port(service.upstream));
+            let (name, port) = (&service.name, local_port(&service.upstream));
             for (option, other) in [("udp", Protocol::Tcp), ("tcp", Protocol::Udp)] {
                 if service.protocol != other {
                     entry += &format!(" --{option} 127.0.0.1:{port}={name}");
@@ -173,10 +173,15 @@ fn step(text: &mut String, number: u8, place: &str, command: &str) {
 }
 
 /// A port for the entry's side of a service: the service's own where everybody may open it.
-fn local_port(upstream: SocketAddr) -> u16 {
+fn local_port(upstream: &Upstream) -> u16 {
     /// Below it only root may listen.
     const FREE: u16 = 1024;
-    let port = upstream.port();
+    let port = upstream.targets().find_map(|target| match target {
+        Target::Address(address) => Some(address.port()),
+        Target::Name(name) => Some(name.port),
+        Target::Unix(_) => None,
+    });
+    let port = port.unwrap_or(FREE);
     if port < FREE { port + 10_000 } else { port }
 }
 
