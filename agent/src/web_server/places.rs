@@ -228,7 +228,7 @@ mod tests {
 
     fn places() -> Arc<Places> {
         let health = Arc::new(Health::new(1, base::clock::Clock::now(&base::clock::SystemClock)));
-        Places::new(Arc::new(Metrics::new("0", 1, Arc::<Snapshots>::default(), health)))
+        Places::new(Arc::new(Metrics::new("0", None, 1, Arc::<Snapshots>::default(), health)))
     }
 
     fn address(text: &str) -> IpAddr {
