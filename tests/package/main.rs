@@ -17,6 +17,9 @@
 //! | what a program has to have against attacks | `defences.rs` |
 //! | what is said about the parts of the program, and who signed it | `parts.rs`, `signature.rs` |
 //!
+//! By command, because they take longer: `distributions` installs every package in a clean system, `virtual-machine` the .deb on a
+//! kernel of Debian's.
+//!
 //! A machine is a set of namespaces: processes, mounts over an overlay, network, control groups. systemd is its process
 //! 1, so the unit's sandbox is the one that an operator gets. When the machine ends, the kernel ends what ran in it.
 

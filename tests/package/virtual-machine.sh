@@ -17,7 +17,6 @@ step "$(uname -r), process 1 is $(cat /proc/1/comm)"
 [ "$(cat /proc/1/comm)" = systemd ]
 modprobe tun
 modprobe wireguard
-sysctl -q -w net.ipv4.ping_group_range='0 2147483647'
 
 step 'the package'
 dpkg --install /root/culvert.deb >/dev/null
@@ -35,8 +34,6 @@ culvert init --role exit --tun --advertise 192.0.2.1:4433 >/root/exit
 link=$(grep -o 'culvert://[^ ]*' /root/exit | head -n 1)
 ip netns exec far culvert init --role entry --tun --peer "$link" --config /root/far/agent.toml >/dev/null
 culvert peer add far "$(culvert pubkey /root/far/identity.key)" --allowed-ip 10.9.0.2 >/dev/null
-sed -i 's|^\[identity\]|[identity]\nstate_dir = "/root/far/state"|; s|^\[control\]|&|' /root/far/agent.toml
-grep -q '^\[control\]' /root/far/agent.toml || printf '\n[control]\nsocket = "/root/far/culvert.sock"\n' >>/root/far/agent.toml
 
 step 'the service'
 systemctl start culvert
