@@ -245,13 +245,13 @@ fn a_renewed_certificate_is_shown_without_a_reload_and_a_wrong_pair_is_not() {
     let kept =
         |outcome| bed.agent.samples().count("culvert_http_certificate_reads_total", &[("outcome", outcome)]);
     clock::until("the wrong pair is noticed", Duration::from_secs(60), || {
-        if kept("kept") == 1 { Ok(()) } else { Err("it is not counted yet") }
+        if kept("kept") == 1 { Ok(()) } else { Err("not yet") }
     });
     bed.agent.wait_for_log(&["cannot be used", "still shown"]);
     assert!(serial().contains("first"), "{}", serial());
     take("key.pem");
     clock::until("the new pair is shown", Duration::from_secs(60), || {
-        if kept("renewed") == 1 { Ok(()) } else { Err("it is not counted yet") }
+        if kept("renewed") == 1 { Ok(()) } else { Err("not yet") }
     });
     assert!(serial().contains("second"), "{}", serial());
     assert_eq!(kept("kept"), 1, "once for a change");
