@@ -168,7 +168,7 @@ impl Upstreams {
         if addresses == known.addresses {
             return None;
         }
-        let first = |addresses: &Addresses| addresses.tcp.first().or(addresses.udp.first()).copied();
+        let first = |addresses: &Addresses| addresses.tcp.first().or_else(|| addresses.udp.first()).copied();
         let firsts = [first(&known.addresses), first(&addresses)];
         known.addresses = addresses;
         drop(names);

@@ -25,22 +25,19 @@ pub(super) fn connected(path: &Path) -> io::Result<UnixStream> {
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;
     leaves_descriptors(socket.as_fd())?;
     socket.set_nonblocking(true)?;
-    socket.connect(&SockAddr::unix(path)?).map_err(|error| in_words(&error))?;
+    socket.connect(&SockAddr::unix(path)?).map_err(in_words)?;
     Ok(socket.into())
 }
 
 /// An error of a connection to a socket of this host, which is always the service's.
-fn in_words(error: &io::Error) -> io::Error {
-    let words = match error.kind() {
-        ErrorKind::NotFound => "there is no such socket",
-        ErrorKind::PermissionDenied => {
-            "this agent's user may not write to the socket, or not reach its folder"
-        }
-        ErrorKind::ConnectionRefused => "the socket is there, and nobody listens at it",
-        ErrorKind::WouldBlock => "the service does not accept connections as fast as they come",
-        _ if error.raw_os_error() == Some(libc::EPROTOTYPE) => "it is not a stream socket",
-        _ if error.raw_os_error() == Some(libc::ENOTSOCK) => "it is not a socket",
-        _ => return io::Error::new(error.kind(), error.to_string()),
+fn in_words(error: io::Error) -> io::Error {
+    let words = match error.raw_os_error() {
+        Some(libc::ENOENT) => "there is no such socket",
+        Some(libc::EACCES) => "this agent's user may not write to the socket, or not reach its folder",
+        Some(libc::ECONNREFUSED) => "the socket is there, and nobody listens at it",
+        Some(libc::EAGAIN) => "the service does not accept connections as fast as they come",
+        Some(libc::EPROTOTYPE) => "it is not a stream socket",
+        Some(_) | None => return error,
     };
     io::Error::new(ErrorKind::ConnectionRefused, words)
 }

@@ -310,7 +310,7 @@ fn stream_headers_are_documented(hand: &mut ByHand) {
         let open = hand.bytes("StreamOpen.client", &parts.concat());
         assert!(matches!(StreamOpen::decode(&open), Err(MessageError::Length { .. })), "{wrong}");
     }
-    let mut parts = client.clone();
+    let mut parts = client;
     parts[1] = hand.number("ClientAddresses.source_port", 65_536);
     let open = hand.bytes("StreamOpen.client", &parts.concat());
     assert_eq!(StreamOpen::decode(&open), Err(MessageError::Range { field: "source", value: 65_536 }));

@@ -60,7 +60,7 @@ fn a_name_is_followed_by_flows_and_forwards_and_keeps_its_address_while_it_is_no
     assert_eq!(client.receive().len(), 1);
     assert!(reaches(&mut pair, &mut *listeners[0]));
     let info = |address: SocketAddr| {
-        format!("culvert_upstream_info{{service=\"echo\",upstream=\"db.example:7\",address=\"{address}\"}}")
+        format!("culvert_upstream_info{{address=\"{address}\",service=\"echo\",upstream=\"db.example:7\"}}")
     };
     assert_eq!(count(&mut pair, &info(UPSTREAM)), 1);
     // The same addresses in another order, and one more: nothing moves.
