@@ -57,6 +57,7 @@ impl Agent {
             metrics: Publisher::new(0, health, Arc::clone(&snapshots)),
             config: Arc::clone(&config),
             site: None,
+            tunnels: None,
             tun: None,
         };
         Self { worker: Worker::new(setup, now).unwrap(), script, snapshots, clock: clock.clone() }

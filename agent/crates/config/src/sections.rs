@@ -14,10 +14,9 @@ use wire::repair_terms::Terms;
 
 use crate::{
     MAX_WORKERS,
+    any::{prefixes, upstream},
     checks::Checks,
-    kinds::{
-        Given, Kind, Names, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole,
-    },
+    kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
     prefix::network_prefix,
     repair::repair,
     section::{Section, Walker, section},
@@ -36,27 +35,8 @@ pub(super) fn endpoint() -> Kind<Endpoint> {
 }
 
 /// Returns the kind of a value that is an IP address with a port.
-fn address() -> Kind<SocketAddr> {
+pub(super) fn address() -> Kind<SocketAddr> {
     text("address", value::socket_address, ToString::to_string)
-}
-
-/// The address of a service, or `"any"`.
-fn upstream() -> Kind<SocketAddr> {
-    let fixed = address().then(Checks::sendable);
-    let read = move |given: Given<'_>| match given.value.as_str() {
-        Some("any") => Ok(Service::ANYWHERE),
-        Some(_) | None => (fixed.read)(given),
-    };
-    let show = |address: &SocketAddr, _: Names<'_>| {
-        let is_any = *address == Service::ANYWHERE;
-        Shown::text(if is_any { "any".to_owned() } else { address.to_string() })
-    };
-    Kind::new("address, `\"any\"`", read, show)
-}
-
-/// Prefixes of `service.allow` and `service.deny`.
-fn prefixes(remedy: &'static str) -> Kind<Vec<IpNet>> {
-    text("prefix", network_prefix, ToString::to_string).list().not_empty(remedy)
 }
 
 /// The name of a peer, as its index; that of a peer that was removed leads nowhere.
@@ -83,7 +63,7 @@ fn peer_name() -> Kind<usize> {
 }
 
 /// Stands for an address that was reported as wrong.
-const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
+pub(super) const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
 
 /// `identity.state_dir`: where systemd's `StateDirectory=` puts it.
 pub const STATE_DIR: &str = "/var/lib/culvert";
@@ -322,30 +302,6 @@ section! {
         udp: bool = true;
         /// Whether it takes TCP forwards: likewise.
         tcp: bool = true;
-    }
-}
-
-impl Service {
-    /// What stands for `upstream = "any"`: nothing can be sent there.
-    pub const ANYWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::UNSPECIFIED, 0));
-
-    /// Whether it has no address of its own: what is reached through it is chosen by who asks.
-    #[must_use]
-    pub fn is_any(&self) -> bool {
-        self.upstream == Self::ANYWHERE
-    }
-
-    /// Where it is, for people.
-    pub(super) fn place(&self) -> String {
-        if self.is_any() { "any".to_owned() } else { self.upstream.to_string() }
-    }
-
-    /// Closes it: it keeps its place and serves nothing.
-    pub(super) fn close(&mut self) {
-        (self.udp, self.tcp) = (false, false);
-        if self.is_any() {
-            self.upstream = NOWHERE;
-        }
     }
 }
 

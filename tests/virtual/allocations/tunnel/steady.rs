@@ -64,6 +64,7 @@ fn agent(
         metrics: Publisher::new(0, Arc::new(Health::new(1, now)), Arc::clone(&snapshots)),
         config: Arc::clone(&config),
         site: None,
+        tunnels: None,
         tun: Some(Arc::default()),
     };
     (Worker::new(setup, now).unwrap(), snapshots)
