@@ -109,8 +109,7 @@ impl Daemon {
         }
         let certificate = Arc::new(TlsIdentity::new(identity).context("cannot make a certificate")?);
         let (instance, own) = (rand::random(), Own::new(identity));
-        let refusals = Arc::<Refusals>::default();
-        let knocks = used_knocks(&config, workers, &SystemClock);
+        let (refusals, knocks) = (Arc::<Refusals>::default(), used_knocks(&config, workers, &SystemClock));
         let (ended, worker_ended) = oneshot::channel();
         let ended = Arc::new(Mutex::new(Some(ended)));
         let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;

@@ -241,7 +241,7 @@ impl Session<'_> {
                 received = socket.recv(&mut buffer) => {
                     // An error is about a datagram that was sent before, as ICMP tells of it.
                     let Ok(length) = received else { continue };
-                    datagrams.from_target(Bytes::copy_from_slice(&buffer[..length]), self.exchange);
+                    datagrams.put_from_target(Bytes::copy_from_slice(&buffer[..length]), self.exchange);
                 }
                 ended = std::future::poll_fn(|cx| self.exchange.poll_content(cx)) => match ended {
                     Ok(Some(_)) => continue,

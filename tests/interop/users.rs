@@ -19,7 +19,7 @@ use culvert_tests::{
     venv,
 };
 
-use crate::web::{NAME, http_section};
+use crate::web::{NAME, WebSite, http_section};
 
 /// The client's own limit is shorter.
 const CLIENT_LIMIT: Duration = Duration::from_secs(120);
@@ -107,6 +107,11 @@ fn a_user_reaches_what_it_may_and_nobody_else_does() {
         client(python, verb, port, &[&[ca.as_str(), NAME, credentials], more].concat())
     };
 
+    let figures = || -> serde_json::Value {
+        let status: serde_json::Value = serde_json::from_str(&exit.ask(&["status", "--json"])).unwrap();
+        status["status"]["users"][0].clone()
+    };
+
     // TCP: both directions, half-close, and what breaks off.
     assert_eq!(ask("connect", &good, &["web:80", "1000000"]), "200 1000000");
     assert_eq!(tcp.end(), "end");
@@ -130,25 +135,29 @@ fn a_user_reaches_what_it_may_and_nobody_else_does() {
     assert_eq!(ask("udp", &good, &["127.0.0.1", &echo_port, "3"]), "200 3");
     assert_eq!(ask("udp", &good, &["web", "80", "3"]), "403 0");
 
+    let user = figures();
+    assert_eq!((&user["name"], &user["sessions"]), (&"anna".into(), &0.into()), "{user}");
+    // One of them came with a request that was refused.
+    assert_eq!(user["datagrams"]["from_user"], 2 + 100 + 2 + 3 + 1, "{user}");
+    assert_eq!(user["dropped_from_user"], serde_json::json!({ "ended": 1 }));
+    assert_eq!(user["datagrams"]["to_user"], 2 + 100 + 2 + 3, "{user}");
+    assert_eq!(
+        user["refused"],
+        serde_json::json!({ "address": 1, "network": 1, "refused": 1, "resolve": 1, "service": 1 })
+    );
+
+    // libcurl: HTTP/1.1 inside HTTP/3, and HTTP/3 inside HTTP/3 to this very agent.
+    let page = WebSite::new();
+    let url = format!("http://{}/page", page.address);
+    assert_eq!(ask("curl", &good, &[&url, "1"]), "200 GET /page HTTP/1.1 with 0 bytes");
+    assert_eq!(ask("curl", &good, &[&format!("https://localhost:{port}/"), "3"]), "404");
+
     // Without good credentials all is as if there were none.
     let none = ask("answers", "-", &[]);
     assert!(none.matches("b'405'").count() == 8 && none.matches("b'404'").count() == 2, "{none}");
     for wrong in ["anna:wrong", "ben:wrong", "anna:", ":", &format!("{good}x")] {
         assert_eq!(ask("answers", wrong, &[]), none, "{wrong}");
     }
-
-    let figures = || -> serde_json::Value {
-        let status: serde_json::Value = serde_json::from_str(&exit.ask(&["status", "--json"])).unwrap();
-        status["status"]["users"][0].clone()
-    };
-    let user = figures();
-    assert_eq!((&user["name"], &user["sessions"]), (&"anna".into(), &0.into()), "{user}");
-    assert_eq!(user["datagrams"]["from_user"], user["datagrams"]["to_user"], "{user}");
-    assert_eq!(user["datagrams"]["from_user"], 2 + 100 + 2 + 3);
-    assert_eq!(
-        user["refused"],
-        serde_json::json!({ "address": 1, "network": 1, "refused": 1, "resolve": 1, "service": 1 })
-    );
 
     // What is broken leaves nothing behind, and every datagram has its count.
     assert_eq!(ask("hostile", &good, &["echo", "7", "400"]), "200");
@@ -168,16 +177,13 @@ fn a_user_reaches_what_it_may_and_nobody_else_does() {
         count("datagrams", "to_user") + dropped("dropped_to_user"),
         "{user}"
     );
-    assert!(
-        count("dropped_from_user", "unknown_context") >= 50
-            && count("dropped_from_user", "unknown_capsule") >= 100,
-        "{user}"
-    );
+    assert!(count("dropped_from_user", "unknown_context") >= 40, "{user}");
+    assert!(count("dropped_from_user", "unknown_capsule") >= 100, "{user}");
 
     // Changes are in effect at once.
-    exit.ask(&["user", "set", "anna", "--disable"]);
+    assert!(exit.ask(&["user", "set", "anna", "--disable"]).contains("anna"));
     assert_eq!(ask("answers", &good, &[]), none);
-    exit.ask(&["user", "set", "anna", "--enable", "--service", "-web"]);
+    assert!(exit.ask(&["user", "set", "anna", "--enable", "--service", "-web"]).contains("anna"));
     assert_eq!(ask("connect", &good, &["web:80", "5"]), "403 0");
     let said = exit.ask(&["user", "set", "anna", "--new-password", "--json"]);
     let said: serde_json::Value = serde_json::from_str(&said).unwrap();
@@ -185,6 +191,6 @@ fn a_user_reaches_what_it_may_and_nobody_else_does() {
     let new = format!("anna:{}", said["password"].as_str().unwrap());
     assert_eq!(ask("udp", &new, &["echo", "7", "1"]), "200 1");
     assert!(exit.ask(&["user", "list"]).contains("127.0.0.0/8"));
-    exit.ask(&["user", "remove", "anna"]);
+    assert!(exit.ask(&["user", "remove", "anna"]).contains("anna"));
     assert!(!exit.ask(&["user", "list"]).contains("anna"));
 }

@@ -8,6 +8,9 @@
     users_client.py reset PORT CA NAME CREDENTIALS AUTHORITY           opens a connection and resets it
     users_client.py broken PORT CA NAME CREDENTIALS AUTHORITY          opens a connection, which the target breaks off; prints the code
     users_client.py answers PORT CA NAME CREDENTIALS                   what CONNECT, extended CONNECT and GET are answered
+    users_client.py curl PORT CA NAME CREDENTIALS URL VERSION          asks for URL by libcurl (curl_cffi) with the agent as its HTTP/3
+                                                                       proxy; with VERSION 3 by HTTP/3 inside HTTP/3; prints the status
+                                                                       and the content
     users_client.py hostile PORT CA NAME CREDENTIALS HOST TARGET COUNT COUNT sessions one after another, each broken in its own way, and
                                                                        then a good one; prints what that got
 
@@ -16,6 +19,7 @@ It ends with status 0, or with a traceback.
 
 import asyncio
 import base64
+import io
 import ssl
 import sys
 
@@ -107,7 +111,8 @@ async def connect_tcp(port, ca, name, credentials, authority, count):
         if status != 200:
             print(status, 0)
             return
-        content = bytes(index % 251 for index in range(int(count)))
+        # Without "!", at which the echo resets.
+        content = bytes(34 + index % 199 for index in range(int(count)))
         client.http.send_data(stream, content, end_stream=True)
         client.transmit()
         back = bytearray()
@@ -234,6 +239,32 @@ async def hostile(port, ca, name, credentials, host, target, count):
         print(status)
 
 
-verbs = {"connect": connect_tcp, "udp": connect_udp, "reset": reset, "broken": broken, "answers": answers, "hostile": hostile}
+async def curl(port, ca, name, credentials, url, version):
+    from curl_cffi import Curl, CurlInfo, CurlOpt
+
+    content, handle = io.BytesIO(), Curl()
+    handle.setopt(CurlOpt.URL, url.encode())
+    handle.setopt(CurlOpt.PROXY, f"https://{name}:{port}".encode())
+    # CURLPROXY_HTTPS3
+    handle.setopt(CurlOpt.PROXYTYPE, 8)
+    handle.setopt(CurlOpt.HTTPPROXYTUNNEL, 1)
+    # As a field of its own: with PROXYUSERPWD this libcurl puts :protocol behind the credentials, which RFC 9114 §4.3 forbids.
+    field = base64.b64encode(credentials.encode())
+    handle.setopt(CurlOpt.PROXYHEADER, [b"proxy-authorization: Basic " + field])
+    # libcurl's HTTP/3 proxies take no PROXY_CAINFO.
+    handle.setopt(CurlOpt.PROXY_SSL_VERIFYPEER, 0)
+    handle.setopt(CurlOpt.CAINFO, ca.encode())
+    handle.setopt(CurlOpt.RESOLVE, [f"{name}:{port}:127.0.0.1".encode()])
+    handle.setopt(CurlOpt.NOPROXY, b"")
+    handle.setopt(CurlOpt.TIMEOUT, PATIENCE)
+    handle.setopt(CurlOpt.WRITEDATA, content)
+    if version == "3":
+        # CURL_HTTP_VERSION_3ONLY
+        handle.setopt(CurlOpt.HTTP_VERSION, 31)
+    handle.perform()
+    print(handle.getinfo(CurlInfo.RESPONSE_CODE), content.getvalue().decode())
+
+
+verbs = {"connect": connect_tcp, "udp": connect_udp, "reset": reset, "broken": broken, "answers": answers, "curl": curl, "hostile": hostile}
 verb, port, *rest = sys.argv[1:]
 asyncio.run(verbs[verb](int(port), *rest))

@@ -44,7 +44,7 @@ fn client(python: &Path, verb: &str, port: u16, more: &[&str]) -> String {
 /// A certificate for [`NAME`] and its key, as files; a client trusts it as it is.
 fn certificate(folder: &Path) -> [PathBuf; 2] {
     let key = rcgen::KeyPair::generate().unwrap();
-    let params = rcgen::CertificateParams::new(vec![NAME.to_owned()]).unwrap();
+    let params = rcgen::CertificateParams::new(vec![NAME.to_owned(), "localhost".to_owned()]).unwrap();
     let paths = ["chain.pem", "key.pem"].map(|file| folder.join(file));
     fs::write(&paths[0], pem("CERTIFICATE", params.self_signed(&key).unwrap().der())).unwrap();
     fs::write(&paths[1], pem("PRIVATE KEY", &key.serialize_der())).unwrap();
@@ -52,14 +52,14 @@ fn certificate(folder: &Path) -> [PathBuf; 2] {
 }
 
 /// A web server that answers each request with what it was asked, and remembers the heads.
-struct WebSite {
-    address: SocketAddr,
+pub(crate) struct WebSite {
+    pub(crate) address: SocketAddr,
     heads: Arc<Mutex<Vec<String>>>,
     stopping: Arc<AtomicBool>,
 }
 
 impl WebSite {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let site =
             Self { address: listener.local_addr().unwrap(), heads: Arc::default(), stopping: Arc::default() };
@@ -109,7 +109,7 @@ pub(crate) fn http_section(folder: &Path, site: Option<SocketAddr>) -> (String, 
     let [chain, key] = certificate(folder);
     let site = site.map_or_else(String::new, |address| format!("site = \"http://{address}\"\n"));
     let http = format!(
-        "[http]\ncertificate_file = \"{}\"\nkey_file = \"{}\"\nnames = [\"{NAME}\"]\n{site}",
+        "[http]\ncertificate_file = \"{}\"\nkey_file = \"{}\"\nnames = [\"{NAME}\", \"localhost\"]\n{site}",
         chain.display(),
         key.display()
     );

@@ -335,12 +335,13 @@ impl Said<'_> {
 fn instructions(name: &str, password: &str, config: Option<&Config>) -> String {
     let host = config.and_then(|config| config.http.names.first()).map_or("gw.example.net", |name| name);
     let port = config.and_then(|config| config.transport.listen.first()).map_or(443, |listen| listen.port());
+    let basic = basic(name, password);
     format!(
         "password, shown this once: {password}\n\
          proxy:                     https://{name}:{password}@{host}:{port}\n\
+         curl --proxy-http3:        --proxy https://{host}:{port} --proxy-header \"proxy-authorization: Basic {basic}\"\n\
          CONNECT-UDP (RFC 9298):    https://{host}:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/\n\
-         field of each request:     proxy-authorization: Basic {}",
-        basic(name, password)
+         field of each request:     proxy-authorization: Basic {basic}"
     )
 }
 

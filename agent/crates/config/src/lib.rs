@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
-//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs` |
+//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs`; services without an address: `any.rs` |
 //! | what follows from such a declaration, and how a file is walked | `section.rs` |
 //! | what a value may be | `kinds.rs`; what it may be beside others: `checks.rs`, `resolve.rs` |
 //! | where the key is when systemd hands it over | `credential.rs` |
@@ -48,6 +48,7 @@ use net::process;
 
 #[cfg(test)]
 mod access_tests;
+mod any;
 mod change;
 mod checks;
 mod credential;

@@ -18,7 +18,7 @@ use gate::{identity::Identity, web::WebCertificate};
 
 use crate::{
     Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol,
-    ProxyProtocol, Service, Transport, Tun, User,
+    ProxyProtocol, Service, Transport, Tun, User, any,
     checks::Checks,
     credential,
     directory::Texts,
@@ -28,7 +28,6 @@ use crate::{
     sections::{self, Control, TcpForward},
     state,
     token::Token,
-    users,
 };
 
 /// How many days before its end an operator is told of a certificate: clients renew them a month before.
@@ -385,7 +384,7 @@ impl Checks {
             }
             self.services.push(Arc::clone(&name));
             let service: Service = table.fill(self);
-            users::check_any(self, &table, &service);
+            any::check_any(self, &table, &service);
             if service.is_any() {
                 self.any.insert(services.len());
             }

@@ -14,6 +14,7 @@ use wire::repair_terms::Terms;
 
 use crate::{
     MAX_WORKERS,
+    any::{prefixes, upstream},
     checks::Checks,
     kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
     prefix::network_prefix,
@@ -35,13 +36,8 @@ pub(super) fn endpoint() -> Kind<Endpoint> {
 }
 
 /// Returns the kind of a value that is an IP address with a port.
-fn address() -> Kind<SocketAddr> {
+pub(super) fn address() -> Kind<SocketAddr> {
     text("address", value::socket_address, ToString::to_string)
-}
-
-/// Prefixes of `service.allow` and `service.deny`.
-fn prefixes(remedy: &'static str) -> Kind<Vec<IpNet>> {
-    text("prefix", network_prefix, ToString::to_string).list().not_empty(remedy)
 }
 
 /// The name of a peer, as its index; that of a peer that was removed leads nowhere.
@@ -68,7 +64,7 @@ fn peer_name() -> Kind<usize> {
 }
 
 /// Stands for an address that was reported as wrong.
-const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
+pub(super) const NOWHERE: SocketAddr = SocketAddr::V4(SocketAddrV4::new(Ipv4Addr::LOCALHOST, 1));
 
 /// `identity.state_dir`: where systemd's `StateDirectory=` puts it.
 pub const STATE_DIR: &str = "/var/lib/culvert";
@@ -318,22 +314,6 @@ section! {
         udp: bool = true;
         /// Whether it takes TCP forwards: likewise.
         tcp: bool = true;
-    }
-}
-
-impl Service {
-    /// Whether it has no address of its own: what is reached through it is chosen by who asks.
-    #[must_use]
-    pub fn is_any(&self) -> bool {
-        self.upstream.is_any()
-    }
-
-    /// Closes it: it keeps its place and serves nothing.
-    pub(super) fn close(&mut self) {
-        (self.udp, self.tcp) = (false, false);
-        if self.is_any() {
-            self.upstream = NOWHERE.into();
-        }
     }
 }
 

@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Http, Service,
+    Http,
     checks::Checks,
     kinds::{Kind, granted, name, text, truth},
     prefix::network_prefix,
@@ -181,14 +181,5 @@ impl Checks {
             let problem = "there are users, and no http.names, so none of them can come";
             self.report.note(at, problem, "add [http] with a certificate and names, or remove the users");
         }
-    }
-}
-
-/// Whether `service` may be what its keys say: `allow` and `deny` are for `upstream = "any"`.
-pub(super) fn check_any(checks: &mut Checks, table: &Table<'_>, service: &Service) {
-    let key = ["allow", "deny"].into_iter().find(|key| table.has(key));
-    if let Some(key) = key.filter(|_| !service.is_any()) {
-        let problem = "has an effect on a service with upstream = \"any\" only";
-        checks.report.note(&table.place(key), problem, "remove it, or set upstream = \"any\"");
     }
 }

@@ -115,10 +115,9 @@ impl Case {
     }
 
     fn refused(&self, request: &Request) -> String {
-        match self.ask(request) {
-            Answer::Refused { bad_input: true, error } => error,
-            answer => panic!("{answer:?}"),
-        }
+        let answer = self.ask(request);
+        let Answer::Refused { bad_input: true, error } = answer else { panic!("{answer:?}") };
+        error
     }
 
     fn written(&self) -> String {
@@ -126,10 +125,9 @@ impl Case {
     }
 
     fn names(&self) -> Vec<String> {
-        match self.ask(&Request::UserList {}) {
-            Answer::Users { users } => users.into_iter().map(|user| user.name).collect(),
-            answer => panic!("{answer:?}"),
-        }
+        let answer = self.ask(&Request::UserList {});
+        let Answer::Users { users } = answer else { panic!("{answer:?}") };
+        users.into_iter().map(|user| user.name).collect()
     }
 }
 

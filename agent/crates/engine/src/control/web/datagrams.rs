@@ -85,7 +85,7 @@ impl Datagrams {
     }
 
     /// Puts a payload from the user.
-    pub(super) fn from_user(&self, payload: Bytes) {
+    pub(super) fn put_from_user(&self, payload: Bytes) {
         self.account.datagram(Place::FromUser, payload.len());
         let mut state = lock(&self.state);
         if let Some(reason) = state.from_user.refuses() {
@@ -150,7 +150,7 @@ impl Datagrams {
     }
 
     /// Puts a payload for the user, and tells the worker of `exchange`.
-    pub fn from_target(&self, payload: Bytes, exchange: &Exchange) {
+    pub fn put_from_target(&self, payload: Bytes, exchange: &Exchange) {
         self.account.datagram(Place::FromTarget, payload.len());
         let mut state = lock(&self.state);
         if let Some(reason) = state.to_user.refuses() {
@@ -187,16 +187,16 @@ mod tests {
         let account = Arc::new(Account::new(&"anna".into()));
         let datagrams = Datagrams::new(Arc::clone(&account));
         for _ in 0..300 {
-            datagrams.from_user(Bytes::from_static(&[1; 100]));
+            datagrams.put_from_user(Bytes::from_static(&[1; 100]));
         }
-        let mut cx = Context::from_waker(Waker::noop());
+        let cx = Context::from_waker(Waker::noop());
         for _ in 0..6 {
-            assert!(datagrams.poll_from_user(&mut cx).is_ready());
+            assert!(datagrams.poll_from_user(&cx).is_ready());
             datagrams.was_sent(Ok(100));
         }
         datagrams.not_for_target(Dropped::UnknownContext);
         datagrams.close();
-        datagrams.from_user(Bytes::from_static(b"late"));
+        datagrams.put_from_user(Bytes::from_static(b"late"));
         let from = account.figures();
         assert_eq!(from.datagrams[Place::FromUser], 302);
         assert_eq!(from.datagrams[Place::ToTarget], 6);

@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | how many are there, and when do they end | this one; the driver accepts and polls them: `driver/guests.rs` |
-//! | what becomes of a request | `guest.rs` |
+//! | what becomes of a request | `guest/mod.rs`; of a user: `guest/user.rs` |
 //! | how does it reach the site, and the answer the client | `exchange.rs` |
 //! | who is a user, and what of a user's request | `tunnel.rs`; the crate `users` knows users and what they may reach |
 //! | how do datagrams get to and from what a user reaches | `datagrams.rs` |
@@ -267,7 +267,7 @@ impl Guests {
     pub(in crate::control) fn make_room(&mut self, now: Instant) -> bool {
         // Users' connections take nobody's place, and nobody theirs, as long as they are no more than all others.
         let users = self.all.values().filter(|guest| guest.is_user).count() < self.most;
-        let open = self.all.iter().filter(|(_, guest)| !guest.is_over && !(users && guest.is_user));
+        let open = self.all.iter().filter(|(_, guest)| !(guest.is_over || users && guest.is_user));
         if open.clone().count() < self.most {
             // Closing ones are there for some round trips longer.
             return self.all.len() < 3 * self.most;

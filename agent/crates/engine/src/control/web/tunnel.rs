@@ -90,7 +90,7 @@ pub(super) fn take_capsule(datagrams: &Datagrams, capsule: Capsule) {
             match datagram::context(&value) {
                 Some((0, payload)) => {
                     let head = length - payload.len();
-                    datagrams.from_user(value.slice(head..));
+                    datagrams.put_from_user(value.slice(head..));
                 }
                 Some(_) => datagrams.not_for_target(Dropped::UnknownContext),
                 None => datagrams.not_for_target(Dropped::UnknownCapsule),
@@ -153,7 +153,7 @@ impl Frames {
             match datagram::context(&frame[head..]) {
                 Some((0, payload)) => {
                     let start = frame.len() - payload.len();
-                    datagrams.from_user(frame.slice(start..));
+                    datagrams.put_from_user(frame.slice(start..));
                 }
                 Some(_) => datagrams.not_for_target(Dropped::UnknownContext),
                 None => datagrams.not_for_target(Dropped::UnknownCapsule),

@@ -1,0 +1,116 @@
+//! Requests of users on a connection, and its datagrams.
+
+use std::sync::Arc;
+
+use h3::{
+    connection::Limits,
+    error::{Code, Error},
+    message::{Request, Response},
+};
+use quinn_proto::{Dir, StreamId, VarInt};
+use users::{
+    Grant,
+    account::{Account, Refusal},
+    policy::Transport,
+};
+
+use super::{
+    super::{
+        Outcome, Refused,
+        tunnel::{self, Tunnel},
+    },
+    Around, Guest, InTunnel, MOST_REQUESTS, MOST_UNIDIRECTIONAL, http,
+};
+
+/// Requests that a user may have open on one connection.
+const MOST_OF_A_USER: u32 = 256;
+
+/// What a user's connection may hold of its streams in either direction, in bytes: 100 ms at 320 Mbit/s.
+const USER_WINDOW: u32 = 4 << 20;
+
+/// The largest capsule that is read: the largest UDP payload, and its context ID.
+const MOST_CAPSULE: u64 = 65_535;
+
+/// What is said in SETTINGS, before it is known who comes; QUIC bounds the requests of whoever has no credentials.
+pub(super) fn limits(serves_users: bool) -> Limits {
+    Limits {
+        requests: if serves_users { MOST_OF_A_USER as usize } else { MOST_REQUESTS as usize },
+        unidirectional: MOST_UNIDIRECTIONAL as usize,
+        field_section_bytes: 16 << 10,
+        capsule_bytes: if serves_users { MOST_CAPSULE } else { 0 },
+        extended_connect: serves_users,
+        datagrams: serves_users,
+    }
+}
+
+impl Guest {
+    pub(super) fn read_datagrams(&mut self, around: &mut Around<'_>) {
+        self.last_active = around.now;
+        let Self { frames, quinn, http: state, streams, .. } = self;
+        let find = |id: StreamId| streams.get(&id)?.tunnel.as_ref()?.datagrams.clone();
+        match frames.read(quinn, state, find) {
+            Ok(ended) => ended.into_iter().for_each(|id| self.abandon(id, Code::DatagramError)),
+            Err(Error::Connection { code, reason } | Error::Stream { code, reason }) => {
+                around.refused[Refused::Violation] += 1;
+                self.close(code, reason, around.now);
+            }
+        }
+    }
+
+    /// Sends datagrams that wait for the user, as far as QUIC takes them.
+    pub(super) fn send_datagrams(&mut self, id: StreamId) {
+        let Self { frames, quinn, streams, .. } = self;
+        let Some(stream) = streams.get_mut(&id).filter(|stream| stream.sends && stream.is_tunnel()) else {
+            return;
+        };
+        if let Some(InTunnel { datagrams: Some(datagrams), capsules, .. }) = &mut stream.tunnel {
+            datagrams.to_user(|payload| frames.send(quinn, id, payload, capsules));
+        }
+    }
+
+    /// A CONNECT with good credentials.
+    pub(super) fn tunnel(&mut self, id: StreamId, head: &Request, grant: Grant, around: &mut Around<'_>) {
+        around.requests[Outcome::User] += 1;
+        let account = Arc::clone(grant.account());
+        self.frames.belong_to(&account);
+        if !std::mem::replace(&mut self.is_user, true) {
+            self.quinn.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(MOST_OF_A_USER));
+            self.quinn.set_receive_window(VarInt::from_u32(USER_WINDOW));
+            self.quinn.set_send_window(USER_WINDOW.into());
+        }
+        let asked = match tunnel::asked(head) {
+            Ok(asked) => asked,
+            Err(refusal) => return self.refuse_user(id, &account, refusal, around),
+        };
+        let answers = (Arc::clone(around.answers), self.handle, id);
+        let tunnel = Tunnel::new(grant, self.quinn.remote_address(), asked, answers);
+        let (exchange, datagrams) = (Arc::clone(&tunnel.exchange), tunnel.datagrams.clone());
+        let is_udp = tunnel.transport == Transport::Udp;
+        if around.tunnels.is_none_or(|tunnels| tunnels(tunnel).is_err()) {
+            return self.refuse_user(id, &account, Refusal::Sessions, around);
+        }
+        if let Some(stream) = self.streams.get_mut(&id) {
+            stream.exchange = Some(exchange);
+            stream.takes_content = !is_udp;
+            stream.tunnel = Some(InTunnel { datagrams, is_open: false, capsules: Vec::new() });
+        }
+        if is_udp {
+            self.http.carry_capsules(http(id));
+        }
+    }
+
+    fn refuse_user(&mut self, id: StreamId, account: &Account, refusal: Refusal, around: &mut Around<'_>) {
+        account.refused(refusal);
+        self.answer_alone(id, &refused(refusal), around);
+    }
+}
+
+/// The answer to a user's request that is not done.
+pub fn refused(refusal: Refusal) -> Response {
+    let mut response = Response::new(refusal.status());
+    let status = format!("culvert; error={}", refusal.proxy_error());
+    for (name, value) in [("content-length", b"0".to_vec()), ("proxy-status", status.into_bytes())] {
+        response.fields.push(name, value).expect("a field of ours");
+    }
+    response
+}
