@@ -14,7 +14,7 @@ use wire::repair_terms::Terms;
 
 use crate::{
     MAX_WORKERS,
-    any::{prefixes, upstream},
+    any::prefixes,
     checks::Checks,
     kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
     prefix::network_prefix,
