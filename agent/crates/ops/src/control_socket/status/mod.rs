@@ -15,6 +15,8 @@ use std::{collections::BTreeMap, net::IpAddr};
 use serde::{Deserialize, Serialize};
 
 mod details;
+#[cfg(test)]
+mod examples;
 mod page;
 mod parts;
 mod services;
