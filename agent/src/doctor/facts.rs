@@ -223,7 +223,7 @@ pub struct Network {
     pub unprivileged_ports: Option<u64>,
     /// `net.ipv4.ip_forward`; `None`: there is no such protocol.
     pub forwards_ipv4: Option<bool>,
-    /// Whether the kernel sends ICMP redirects into the device of the tunnel; `None`: there is none, or no such protocol.
+    /// Whether the kernel sends ICMP redirects into the device of the tunnel; `None` without a device or without IPv4.
     pub sends_redirects: Option<bool>,
     /// `net.ipv6.conf.all.forwarding`; `None`: there is no such protocol.
     pub forwards_ipv6: Option<bool>,

@@ -8,7 +8,7 @@ use std::{
 };
 
 use culvert_tests::{
-    agent::culvert,
+    agent::{binary, culvert, keygen},
     needs::{self, Need},
     process::{run, text},
 };
@@ -50,7 +50,7 @@ fn the_pages_of_a_package_have_its_date_and_are_the_same_each_time() {
     let folder = tempfile::tempdir().unwrap();
     let [first, second] = ["a", "b"].map(|name| folder.path().join(name));
     for out in [&first, &second] {
-        let mut command = Command::new(culvert_tests::agent::binary());
+        let mut command = Command::new(binary());
         command.args(["manual", "--out"]).arg(out).env("SOURCE_DATE_EPOCH", "1700000000");
         assert!(run(&mut command, LIMIT).status.success());
     }
@@ -69,16 +69,31 @@ fn bash_completes_commands_and_options() {
     let completed = |words: &str, last: usize| {
         let ask = format!(
             "source \"$1\"; COMP_WORDS=({words}); COMP_CWORD={last}; \
-             _culvert culvert \"${{COMP_WORDS[{last}]}}\" \"${{COMP_WORDS[{}]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
+             _culvert_peers culvert \"${{COMP_WORDS[{last}]}}\" \"${{COMP_WORDS[{}]}}\"; printf '%s\\n' \"${{COMPREPLY[@]}}\"",
             last - 1
         );
-        let output =
-            run(Command::new("bash").args(["-c", &ask, "bash"]).arg(&file).stdin(Stdio::null()), LIMIT);
+        let mut shell = Command::new("bash");
+        let path = [binary().parent().unwrap().to_str().unwrap(), &std::env::var("PATH").unwrap()].join(":");
+        shell.args(["-c", &ask, "bash"]).arg(&file).env("PATH", path).stdin(Stdio::null());
+        let output = run(&mut shell, LIMIT);
         text(&output.stdout).lines().map(str::to_owned).collect::<Vec<_>>()
     };
     assert_eq!(completed("culvert statu", 1), ["status"]);
     assert_eq!(completed("culvert peer add --allowed", 3), ["--allowed-ip"]);
     assert_eq!(completed("culvert manua", 1), [""; 1], "a hidden command is not offered");
+    // The names of peers, by the file that the line names; no daemon runs.
+    let config = folder.path().join("agent.toml");
+    let key = keygen(&folder.path().join("other.key"));
+    keygen(&folder.path().join("identity.key"));
+    let text = format!(
+        "identity.key_file = \"identity.key\"\nidentity.state_dir = \"state\"\ntransport.listen = [\"127.0.0.1:0\"]\n\
+         control.socket = \"none.sock\"\n[[peer]]\nname = \"branch\"\npublic_key = \"{key}\"\n"
+    );
+    fs::write(&config, text).unwrap();
+    let config = config.display();
+    assert_eq!(completed(&format!("culvert status --config {config} bra"), 4), ["branch"]);
+    assert_eq!(completed(&format!("culvert peer set --config {config} bra"), 5), ["branch"]);
+    assert_eq!(completed(&format!("culvert peer add --config {config} bra"), 5), [""; 1], "a new name");
 }
 
 #[test]

@@ -13,7 +13,7 @@ use crate::cli::{
 
 /// What the commands name of this host.
 pub(super) struct Names<'a> {
-    /// Its key; `None`: there is none yet.
+    /// Its key; `None` before it has one.
     pub(super) key: Option<PublicKey>,
     /// Its configuration; `None`: it was not written.
     pub(super) config: Option<&'a Path>,
@@ -91,16 +91,11 @@ fn of_dialler(plan: &Plan, peer: &Peer, names: &Names<'_>, option: &str) -> Stri
 
 /// A peer that this host dials.
 fn of_listener(plan: &Plan, peer: &Peer, endpoint: &str, names: &Names<'_>, option: &str) -> String {
-    let addresses = match &peer.addresses[..] {
-        // The first of the link is what a server usually has.
-        [] => plan
-            .addresses
-            .iter()
-            .filter_map(|own| neighbour(*own))
-            .map(|net| format!(" --tun {net}"))
-            .collect(),
-        [_, ..] => own_addresses(peer),
-    };
+    // The first address of the link is what a server usually has.
+    let first = plan.addresses.iter().filter_map(|own| neighbour(*own));
+    let first: String = first.map(|net| format!(" --tun {net}")).collect();
+    let usual = peer.addresses.is_empty() && !first.is_empty();
+    let addresses = if usual { first } else { own_addresses(peer) };
     let port = port_of(endpoint).unwrap_or(4433);
     let init = format!(
         "culvert init --role exit{addresses} --listen 0.0.0.0:{port} --advertise {}{}",

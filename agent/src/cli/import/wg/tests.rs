@@ -66,7 +66,7 @@ fn told(plan: &Plan, out: &Path) -> String {
     hosts::commands(plan, &names)
 }
 
-/// Each line that is to be typed is a command line of culvert.
+/// Checks that each line for a shell is a command line of culvert.
 #[track_caller]
 fn are_commands(told: &str) {
     for line in told.lines().filter_map(|line| line.strip_prefix("    culvert ")) {
