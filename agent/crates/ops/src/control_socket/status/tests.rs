@@ -392,7 +392,7 @@ key {KEY}
 used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
 peer file left out: peers/b.toml:3: lanes: is 65
 draining: 2 sessions to leave, 1 closed
-web server at 0.0.0.0:443: 3 of 1000 connections, its certificate ends in 60days
+web server at 0.0.0.0:443: 3 of 1000 connections, its certificate ends in 1month 29days
 worker 1 did not answer: its lanes, sockets and share of the device are missing here
 
 PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN        LANES  FLOWS  MTU   SOFTWARE
