@@ -22,7 +22,7 @@ use tokio::{
 };
 
 /// How long a client may take until its handshake is done, and then until its first request.
-pub(super) const STEP_WITHIN: Duration = Duration::from_secs(10);
+const STEP_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long a connection without an open request is kept.
 pub(super) const IDLE: Duration = Duration::from_secs(60);

@@ -22,7 +22,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     Server,
-    activity::{Ending, IDLE, STEP_WITHIN},
+    activity::{Ending, IDLE},
     places::Place,
     proxied::{self, Beginning},
     request,
@@ -96,14 +96,12 @@ async fn run(
     let activity = Arc::clone(&place.activity);
     let begin = begin(&server, &config, stream, from, is_trusted, &mut place);
     let (plain, version, peer) = tokio::select! {
-        begun = timeout(STEP_WITHIN, begin) => match begun {
-            Ok(Ok(Some(begun))) => begun,
-            Ok(Ok(None)) => return Ok(()),
-            Ok(Err(reason)) => return Err(reason),
-            Err(_) => return Err(TcpRefused::Slow),
+        begun = begin => match begun? {
+            Some(begun) => begun,
+            None => return Ok(()),
         },
-        // It gives way to a newer one.
-        Ending::Refused(reason @ TcpRefused::Replaced) = activity.ended() => return Err(reason),
+        // It takes too long, or gives way to a newer one.
+        ending = activity.ended() => return close(ending, async {}).await,
     };
     activity.begins();
     let is_tls = config.http.tls;

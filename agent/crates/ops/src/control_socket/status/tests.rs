@@ -14,7 +14,7 @@ used: peers 2/1000, flows 3/1000, handshakes 1/1000, descriptors 44/1000
 service dns at dns.example:53: failed 5s ago: 192.0.2.53:53: Connection refused
 peer file left out: peers/b.toml:3: lanes: is 65
 draining: 2 sessions to leave, 1 closed
-web server at 0.0.0.0:443: 3 of 1000 connections, its certificate ends in 60days
+web server at 0.0.0.0:443: 3 of 1000 connections, its certificate ends in 1month 29days
 worker 1 did not answer: its lanes, sockets and share of the device are missing here
 
 PEER  STATE      SINCE  ADDRESS         RTT      LOSS    UP          DOWN        LANES  FLOWS  MTU   SOFTWARE
@@ -210,8 +210,8 @@ fn a_thousand_peers_fit_the_screen_and_the_busiest_come_first() {
     let lines: Vec<&str> = page.lines().iter().map(|(_, line)| line.as_str()).collect();
     assert_eq!(lines.len(), 40);
     assert!(lines.iter().all(|line| line.chars().count() <= 120), "{lines:#?}");
-    assert!(lines[8].starts_with("a-peer-with-quite-a-long-name-999  connected  "), "{lines:#?}");
-    assert!(lines[38].starts_with("a-peer-with-quite-a-long-name-969 "), "{lines:#?}");
+    assert!(lines[9].starts_with("a-peer-with-quite-a-long-name-999  connected  "), "{lines:#?}");
+    assert!(lines[38].starts_with("a-peer-with-quite-a-long-name-970 "), "{lines:#?}");
     assert!(lines[39].starts_with("… ") && lines[39].ends_with(" more lines"), "{lines:#?}");
     // Neither every lane nor every account is on the whole page, but for one that does not balance.
     assert!(!status.to_page(Show::default()).to_text().contains("/0 "), "lanes were not asked for");
