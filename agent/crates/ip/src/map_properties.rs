@@ -171,5 +171,5 @@ fn same_but_for_zeros(one: &[u8], other: &[u8], view: &IpView) -> bool {
         let is_zero = |word: &[u8]| matches!(word, [0, 0] | [0xff, 0xff]);
         is_zero(one) && is_zero(other)
     });
-    zeros && differ.count() <= 4 && view.transport_at % 2 == 0
+    zeros && differ.count() <= 4 && view.transport_at.is_multiple_of(2)
 }

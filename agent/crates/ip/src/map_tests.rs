@@ -122,7 +122,7 @@ fn fragments(packet: &[u8], bytes: usize) -> Vec<Vec<u8>> {
             header[4..6].copy_from_slice(&((8 + chunk.len()) as u16).to_be_bytes());
         } else {
             header[2..4].copy_from_slice(&((IPV4_HEADER + chunk.len()) as u16).to_be_bytes());
-            header[6..8].copy_from_slice(&(offset as u16 / 8 | more << 13).to_be_bytes());
+            header[6..8].copy_from_slice(&((offset as u16 / 8) | (more << 13)).to_be_bytes());
             header[10..12].fill(0);
             let checksum = !model::sum(&header, 0);
             header[10..12].copy_from_slice(&checksum.to_be_bytes());
