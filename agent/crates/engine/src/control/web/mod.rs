@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | how many are there, and when do they end | this one; the driver accepts and polls them: `driver/guests.rs` |
-//! | what becomes of a request | `guest/mod.rs`; of a user: `guest/user.rs` |
+//! | what becomes of a request | `guest.rs`; of a user: `guest_user.rs` |
 //! | how does it reach the site, and the answer the client | `exchange.rs` |
 //! | who is a user, and what of a user's request | `tunnel.rs`; the crate `users` knows users and what they may reach |
 //! | how do datagrams get to and from what a user reaches | `datagrams.rs` |

@@ -1,4 +1,4 @@
-//! One connection of a client that named us: HTTP/3 on quinn-proto, and requests that go to the site. Those of users are in `user.rs`.
+//! One connection of a client that named us: HTTP/3 on quinn-proto, and requests that go to the site. Those of users are in `guest_user.rs`.
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +23,7 @@ use quinn_proto::{
 
 use users::Users;
 
+#[path = "guest_user.rs"]
 mod user;
 
 use self::user::limits;
