@@ -348,7 +348,7 @@ fn behind_nginx_the_client_is_the_one_that_it_names() {
     // Who is not trusted cannot say who it is.
     let url = format!("http://{}/echo", bed.tcp);
     let direct = |more: &[&str]| {
-        text(&run(Command::new("curl").arg("--silent").args(more).args(&spoof).arg(&url), LIMIT).stdout)
+        text(&run(Command::new("curl").arg("--silent").args(more).args(spoof).arg(&url), LIMIT).stdout)
     };
     assert!(direct(&[]).contains("[\"x-forwarded-for\", \"127.7.0.1\"]"));
     assert!(direct(&["--http2-prior-knowledge"]).contains("[\"x-forwarded-proto\", \"http\"]"));
