@@ -19,6 +19,8 @@ pub enum Need {
     RootFor(&'static str),
     /// A program in `PATH` or in `/usr/sbin`, and the Debian package that has it.
     Tool(&'static str, &'static str),
+    /// A file, and the Debian package that has it.
+    File(&'static str, &'static str),
     /// Prometheus' own parser, for Python.
     PrometheusParser,
     /// Socket buffers of 4 MiB: iperf3's `-w 4M` fails without.
@@ -113,6 +115,9 @@ impl Need {
             Self::RootFor(why) => (is_root(), format!("root: {why}")),
             Self::Tool(name, package) => {
                 (tool(name).is_some(), format!("{name} (apt-get install {package})"))
+            }
+            Self::File(path, package) => {
+                (Path::new(path).exists(), format!("{path} (apt-get install {package})"))
             }
             Self::PrometheusParser => (
                 python().is_some(),

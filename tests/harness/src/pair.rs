@@ -104,6 +104,13 @@ impl Plan {
         self
     }
 
+    /// A service of [`Plan::exit`] that the entry may use.
+    #[must_use]
+    pub fn allow(mut self, name: &str) -> Self {
+        self.allowed.push(name.to_owned());
+        self
+    }
+
     /// More sections of the exit's configuration.
     #[must_use]
     pub fn exit(mut self, sections: &str) -> Self {

@@ -6,6 +6,8 @@
 //! | two agents, direct connections beside them, and HAProxy | `bed.rs` |
 //! | scripts over all of these | `scripted.rs` |
 //! | a real server, directly and over a forward | `server.rs` |
+//! | the PROXY protocol, beside nginx and HAProxy | `proxy.rs` |
+//! | a service at a Unix socket | `unix.rs` |
 //! | one that refuses uploads; other real programs | `python.rs`, `refuses.py`, `uploads.py`; `programs.rs` |
 //!
 //! `CULVERT_FORWARD_SCRIPTS=10000` runs so many scripts, `CULVERT_FORWARD_SCRIPTS=5000..6000` those, and `CULVERT_TEST_SEED=17`
@@ -14,6 +16,8 @@
 
 mod bed;
 mod programs;
+mod proxy;
 mod python;
 mod scripted;
 mod server;
+mod unix;
