@@ -67,7 +67,7 @@ fn with_peers_in_bash(script: &str) -> String {
 "#
     );
     let (functions, registration) =
-        script.split_at(script.find("if [[ \"${BASH_VERSINFO").unwrap_or(script.len()));
+        script.split_at(script.rfind("if [[ \"${BASH_VERSINFO").unwrap_or(script.len()));
     format!(
         "{functions}{function}{}",
         registration.replace("complete -F _culvert ", "complete -F _culvert_peers ")

@@ -75,7 +75,7 @@ struct Add {
 /// Change a user of the state file; what it may not have any more ends at once
 #[derive(Debug, Args)]
 struct Set {
-    /// What it is called
+    /// Which user
     name: String,
     /// Services: +NAME adds one, -NAME takes one out, and NAME,NAME or =NAME,NAME are all of them; may be repeated
     #[arg(long = "service", value_name = "[+-=]NAME", allow_hyphen_values = true)]
@@ -116,7 +116,7 @@ struct Export {
 /// If no daemon answers, the state file alone is changed.
 #[derive(Debug, Args)]
 struct Remove {
-    /// What it is called
+    /// Which user
     name: String,
     #[command(flatten)]
     reach: Reach,

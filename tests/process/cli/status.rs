@@ -188,6 +188,9 @@ fn documented(printed: &[Value]) {
     let special = [
         "tun.",
         "drain.",
+        "web_server.",
+        "users[]",
+        "services[]",
         "routes[]",
         "refusals[]",
         "peers[].last_error.",

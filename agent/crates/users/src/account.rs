@@ -103,7 +103,7 @@ base::labelled! {
         /// QUIC gave it up before it was sent: the connection ended, or its path takes smaller packets.
         Unsent => "unsent",
         /// QUIC gave it up before it was read.
-        Overflow => "receive_overflow",
+        ReceiveOverflow => "receive_overflow",
     }
 }
 
@@ -205,7 +205,7 @@ impl Account {
     /// Datagrams that QUIC received and gave up unread.
     pub fn overflowed(&self, count: u64) {
         self.datagrams[Place::FromUser].fetch_add(count, Ordering::Relaxed);
-        self.dropped_from_user(Dropped::Overflow, count);
+        self.dropped_from_user(Dropped::ReceiveOverflow, count);
     }
 
     /// Counts a request that was refused.

@@ -177,5 +177,5 @@ fn an_account_balances() {
     let figures = account.figures();
     assert_eq!(figures.datagrams[Place::FromTarget], figures.datagrams[Place::ToUser] + 1 + 2);
     assert_eq!((figures.dropped_to[Dropped::Unsent], figures.bytes[Place::FromTarget]), (2, 500));
-    assert_eq!((figures.datagrams[Place::FromUser], figures.dropped_from[Dropped::Overflow]), (3, 3));
+    assert_eq!((figures.datagrams[Place::FromUser], figures.dropped_from[Dropped::ReceiveOverflow]), (3, 3));
 }

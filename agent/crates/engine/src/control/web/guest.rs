@@ -87,7 +87,7 @@ struct InTunnel {
     datagrams: Option<Arc<Datagrams>>,
     /// Whether it was answered with success.
     is_open: bool,
-    /// Capsules that are to be framed.
+    /// Capsules that wait to be framed.
     capsules: Vec<u8>,
 }
 
