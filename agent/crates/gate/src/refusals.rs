@@ -450,7 +450,7 @@ mod tests {
             let same = REASONS.iter().filter(|(other, _)| why.is_same_condition(other)).count();
             assert_eq!(same, 1, "{why}");
         }
-        let [near, far] = [100 + SENT_AGAIN, 101 + SENT_AGAIN].map(|ahead| Why::Clock { ahead });
+        let [near, far] = [100, 101].map(|ahead| Why::Clock { ahead: ahead + SENT_AGAIN as i64 });
         assert!(near.is_same_condition(&Why::Clock { ahead: 100 }), "a knock that is sent again ages");
         assert!(!far.is_same_condition(&Why::Clock { ahead: 100 }));
     }
