@@ -13,15 +13,16 @@ use quinn_proto::Connection;
 use wire::messages::{Framer, StreamAnswer, StreamOpen};
 
 use crate::{
-    forward::tcp::{Places, Pumped, RESET, TcpForward, direction::Direction},
+    forward::tcp::{
+        Pumped, RESET, TcpForward,
+        direction::Direction,
+        places::{CONNECT_TIMEOUT, Places},
+    },
     upstreams::Place,
 };
 
 /// How long the end that opened a stream may take to send its header, which is in the first packet of the stream.
 pub const HEADER_TIMEOUT: Duration = Duration::from_secs(10);
-
-/// How long a service may take to accept a connection.
-pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// How long the other end may take to answer: [`CONNECT_TIMEOUT`] for its service, and as long again for the network.
 pub const ANSWER_TIMEOUT: Duration = CONNECT_TIMEOUT.saturating_mul(2);

@@ -5,7 +5,10 @@ use std::{
     vec,
 };
 
-use crate::{forward::tcp::CONNECT_TIMEOUT, upstreams::Place};
+use crate::upstreams::Place;
+
+/// How long a service may take to accept a connection.
+pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The least time for an attempt at one of several places: a handshake over half the world, repeated once, needs less than two seconds.
 const LEAST_ATTEMPT: Duration = Duration::from_millis(500);

@@ -4,7 +4,7 @@
 //! |---|---|
 //! | forwards are accepted, opened, served, removed | `serve.rs` |
 //! | how a service is reached | `connect.rs` |
-//! | connections whose PROXY header is awaited | `proxied.rs` |
+//! | connections whose PROXY header is awaited | `awaited.rs`, `proxied.rs` |
 //! | what the peer says of streams beside them, readers that have stopped | `ends.rs` |
 //! | connections in the listen backlog | `backlog.rs` |
 //! | ends that vanish | `keepalive.rs` |
@@ -20,9 +20,10 @@ use net::{Ready, TcpListener, Token};
 
 use crate::{
     control::StreamKey,
-    worker::streams::{keepalive::Keepalives, proxied::Proxied, sight::Sight},
+    worker::streams::{awaited::Awaited, keepalive::Keepalives, sight::Sight},
 };
 
+mod awaited;
 mod backlog;
 mod connect;
 mod ends;
@@ -54,7 +55,7 @@ pub(crate) struct TcpForwards {
     listeners: Vec<Option<(Box<dyn TcpListener>, Token)>>,
     open: Pages<OpenForward>,
     /// Connections whose PROXY header has not come.
-    proxied: Pages<Proxied>,
+    proxied: Pages<Awaited>,
     /// Keyed by stream numbers, which a peer chooses: the map has a keyed hasher.
     by_stream: PeerMap<StreamKey, TcpId>,
     /// Forwards whose streams have events, each once.

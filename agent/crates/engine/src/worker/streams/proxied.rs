@@ -2,13 +2,11 @@
 
 use std::{
     io::ErrorKind,
-    net::SocketAddr,
     time::{Duration, Instant},
 };
 
 use config::MOST_HEADERS;
 use dataplane::{forward::tcp::TcpId, sockets::Source};
-use net::{TcpStream, Token};
 use wire::proxy::{self, Header, Transport};
 
 use crate::worker::{
@@ -18,7 +16,7 @@ use crate::worker::{
     },
     report::stats::TcpRefusal,
     session::Sessions,
-    streams::{TcpForwards, serve::Accepted},
+    streams::{TcpForwards, awaited::Awaited, serve::Accepted},
 };
 
 /// How long a header may take. A balancer sends it with its first packet: what is slower than two lost packets is no balancer.
@@ -26,17 +24,6 @@ const HEADER_WITHIN: Duration = Duration::from_secs(5);
 
 /// The bytes that are read at once: a header, and most of a request behind it.
 const READ: usize = 1_024;
-
-/// A connection whose header has not come.
-pub(super) struct Proxied {
-    stream: Box<dyn TcpStream>,
-    token: Token,
-    balancer: SocketAddr,
-    port: usize,
-    /// What has come of the header, at most [`proxy::MOST_HEADER`] and [`READ`] bytes.
-    read: Vec<u8>,
-    until: Instant,
-}
 
 impl TcpForwards {
     /// Takes a connection of a port that expects a PROXY header. The oldest gives way if too many are awaited.
@@ -57,7 +44,7 @@ impl TcpForwards {
             self.end_proxied(cx, oldest, TcpRefusal::ProxyTimeout, "too many headers are awaited", now);
         }
         let until = now + HEADER_WITHIN;
-        let index = self.proxied.insert(Proxied { stream, token, balancer, port, read: Vec::new(), until });
+        let index = self.proxied.insert(Awaited { stream, token, balancer, port, read: Vec::new(), until });
         cx.sockets.factory.turn(token, Source::Proxied(index_u32(index)));
         if !is_trusted {
             let why = "it comes from none of the prefixes in tcp.accept_proxy";
@@ -105,7 +92,7 @@ impl TcpForwards {
         Header { client: told, length }: Header,
         now: Instant,
     ) {
-        let Some(Proxied { stream, token, balancer, port, mut read, .. }) = self.proxied.remove(place) else {
+        let Some(Awaited { stream, token, balancer, port, mut read, .. }) = self.proxied.remove(place) else {
             return;
         };
         cx.sockets.factory.turn(token, Source::Tcp(TcpId(index_u32(self.open.next_place()))));
@@ -126,7 +113,7 @@ impl TcpForwards {
     }
 
     fn end_proxied(&mut self, cx: &mut Context, place: usize, reason: TcpRefusal, why: &str, now: Instant) {
-        let Some(Proxied { mut stream, token, balancer, port, .. }) = self.proxied.remove(place) else {
+        let Some(Awaited { mut stream, token, balancer, port, .. }) = self.proxied.remove(place) else {
             return;
         };
         stream.abort();
