@@ -55,7 +55,7 @@ fn flows_beyond_a_ceiling_are_refused_and_said_once_until_it_is_left() {
 
 #[test]
 fn the_queues_of_all_peers_hold_no_more_than_their_memory() {
-    let limits = "queue = { packets = 4096, bytes = \"4MiB\", time = \"5s\" }\nquota = 1.0\n[limits]\nqueue_bytes = \"64KiB\"";
+    let limits = "queue = { packets = 4096, bytes = \"4MiB\", time = \"5s\" }\nflow_quota = 1.0\n[limits]\nqueue_bytes = \"64KiB\"";
     let mut pair = Pair::connected(1702, limits, "");
     let mut client = pair.client(1000);
     send_all(&mut pair, std::slice::from_mut(&mut client), 0);

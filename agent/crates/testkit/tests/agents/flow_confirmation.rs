@@ -28,7 +28,7 @@ fn what_waited_for_a_confirmation_goes_first_when_there_is_room_for_some_of_it()
 /// everything; `others` of another flow come next, and `meanwhile` of its own. It is confirmed and goes on, then there is room
 /// again: its datagrams leave in the order in which they came.
 fn assert_order(seed: u64, before: &[usize], others: u32, meanwhile: &[usize]) {
-    let mut pair = Pair::fragmenting(seed, (1, 1), "queue.time = \"5s\"\nquota = 1.0");
+    let mut pair = Pair::fragmenting(seed, (1, 1), "queue.time = \"5s\"\nflow_quota = 1.0");
     // The confirmation is under way for so long that all of this comes before it.
     pair.world.set_path(ENTRY, EXIT, NetworkPath { delay: 50 * MS, ..NetworkPath::default() });
     let (mut client, mut other) = (pair.client(8600), pair.client(8601));

@@ -292,7 +292,7 @@ fn a_peer_that_is_not_reached_does_not_hold_up_the_turns_of_others() {
 
 /// Two peers share the room of a socket; for each of the others, `more` of them, a packet waits that has no way.
 fn assert_equal_shares(seed: u64, more: &str) {
-    let (mut pair, _) = Pair::with_second_entry(seed, "queue.time = \"5s\"\nquota = 1.0", more);
+    let (mut pair, _) = Pair::with_second_entry(seed, "queue.time = \"5s\"\nflow_quota = 1.0", more);
     let (mut one, mut two) = (pair.client(8400), pair.client(8401));
     one.send(INGRESS, &numbered(0));
     two.send(SocketAddr::new(OTHER, 5300), &numbered(1));

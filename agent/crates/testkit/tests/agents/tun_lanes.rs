@@ -113,7 +113,7 @@ fn packets_of_a_dead_lane_take_lane_0_and_come_back_after_a_pause_in_order() {
 
 #[test]
 fn what_waits_for_a_connection_is_bounded_and_expires() {
-    let queue = "queue = { packets = 60, time = \"10s\" }\nquota = 0.5\nkeepalive = \"1s\"";
+    let queue = "queue = { packets = 60, time = \"10s\" }\nflow_quota = 0.5\nkeepalive = \"1s\"";
     for (seed, (policy, first)) in (1520..).zip([("oldest", "queue_evicted"), ("newest", "queue_full")]) {
         for workers in [1, 2] {
             let entry_peer = format!("{queue}\ndrop = \"{policy}\"");
