@@ -149,7 +149,9 @@ impl Control {
                 connection.settle_ahead(0, 1, &mut self.settlements);
                 return;
             };
-            if transmit.segment_size.is_none() && self.is_futile(connection, transmit.size) {
+            let probes = transmit.segment_size.is_none()
+                && transmit.size > usize::from(connection.quinn.current_mtu());
+            if probes && self.is_futile(connection, transmit.size) {
                 // It counts as a lost probe, which costs nobody anything.
                 continue;
             }
@@ -163,6 +165,10 @@ impl Control {
             let burst = Burst { path, bytes: &self.scratch[..transmit.size], segment };
             connection.path_watch.narrow_mut().sent(segment.min(transmit.size), now);
             let refused = underlays.packets(lanes, connection.underlay, &burst, now) as u64;
+            if probes {
+                // What joined it would take it past devices that drop it when it is alone.
+                underlays.end_message(connection.underlay);
+            }
             self.stats.packets_blocked += refused;
             let all = transmit.size.div_ceil(segment) as u64;
             self.stats.quic_packets += all;
@@ -174,15 +180,11 @@ impl Control {
         }
     }
 
-    /// Whether a packet of `bytes` bytes is a probe of the path's MTU for a size that the path has been found not to carry. quinn-proto
+    /// Whether a probe of the path's MTU with `bytes` bytes is for a size that the path has been found not to carry. quinn-proto
     /// searches by halves, three probes each, whatever our lanes know.
     fn is_futile(&self, connection: &ControlConnection, bytes: usize) -> bool {
-        bytes > usize::from(connection.quinn.current_mtu())
-            && connection
-                .identity
-                .peer()
-                .and_then(|peer| self.proved.get(&peer))
-                .is_some_and(|proved| bytes > *proved)
+        let proved = connection.identity.peer().and_then(|peer| self.proved.get(&peer));
+        proved.is_some_and(|proved| bytes > *proved)
     }
 
     /// Sends the packets again whose time has come.
