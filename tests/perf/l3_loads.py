@@ -13,6 +13,8 @@ PORT = 5201
 GRACE_SECONDS = 20
 PING_INTERVAL_SECONDS = 0.005
 IDLE_PINGS = 300
+# What comes so seldom finds everything asleep.
+SLOW_INTERVAL_SECONDS, SLOW_PINGS, SLOW_COLD_PINGS = 0.2, 200, 5
 # Of those: what a first packet finds cold is not in the figures.
 COLD_PINGS = 10
 
@@ -100,14 +102,17 @@ class Loads:
     def udp(self, way, seconds, size, rate):
         return self.with_iperf3(udp, way, seconds, "-u", "-l", size, "-b", rate, "-w", "4M")
 
-    def ping(self, way, count, cold=0):
+    def ping(self, way, count, cold=0, interval=PING_INTERVAL_SECONDS):
         # It waits a second for late answers.
-        limit = count * PING_INTERVAL_SECONDS * 4 + GRACE_SECONDS
-        command = [*self.left.enter, "ping", "-n", "-i", PING_INTERVAL_SECONDS, "-c", count, "-W", 1, way.target]
+        limit = count * interval * 4 + GRACE_SECONDS
+        command = [*self.left.enter, "ping", "-n", "-i", interval, "-c", count, "-W", 1, way.target]
         return pings(self.processes.output(command, limit)[0], cold)
 
     def ping_idle(self, way):
         return self.ping(way, IDLE_PINGS + COLD_PINGS, COLD_PINGS)
+
+    def ping_slow(self, way):
+        return self.ping(way, SLOW_PINGS, SLOW_COLD_PINGS, SLOW_INTERVAL_SECONDS)
 
     def ping_under_load(self, way, seconds):
         """Pings beside one TCP stream that has had a second to grow, and that outlasts them."""

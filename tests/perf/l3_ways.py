@@ -23,6 +23,10 @@ INNER = "10.9.{}.{}"
 VXLAN = "10.78.{}.{}"
 
 CULVERT_PORT, WIREGUARD_PORT, METRICS_PORT = 4433, 51820, 9464
+BARE_PORT = 7100
+# Of the same size as Culvert's over IPv4: 28 bytes below it, and as much as a packet of Culvert has of its own.
+BARE_OVERHEAD = 28 + 36
+BARE_RELAY = harness.ROOT / "target/release/examples/bare_relay"
 
 # In /proc/net/tcp.
 TCP_LISTEN = "0A"
@@ -172,6 +176,31 @@ class WireGuardGo(Way):
         self.check()
         try:
             host.run("wg", "show", self.device)
+        except Failed:
+            return False
+        return True
+
+
+class Bare(Way):
+    """tests/perf/bare_relay.rs at both ends: a cipher or none, and nothing else that a tunnel needs. Its MTU is Culvert's."""
+
+    def __init__(self, kind, hosts, number, cipher, mtu=1500):
+        super().__init__(kind, hosts, number)
+        self.device, self.version = f"bare{number}", cipher
+        at = [f"{address}:{BARE_PORT + number}" for address in self.underlay]
+        for end, host in enumerate(hosts):
+            ends = ["--listen", at[end], "--peer", at[1 - end], "--cipher", cipher]
+            self.daemons.append(host.start(kind, BARE_RELAY, "--device", self.device, *ends))
+        for end, host in enumerate(hosts):
+            until(f"{kind} has a device", lambda host=host: self.has_device(host))
+            host.run("ip", "address", "add", f"{self.inner(end)}/24", "dev", self.device)
+            host.run("ip", "link", "set", self.device, "mtu", mtu - BARE_OVERHEAD, "up")
+        self.wait()
+
+    def has_device(self, host):
+        self.check()
+        try:
+            host.run("ip", "link", "show", self.device)
         except Failed:
             return False
         return True
