@@ -99,7 +99,8 @@ impl Path {
     fn send(&self, packets: &mut Vec<u8>, segment: usize) -> io::Result<()> {
         for contents in packets.chunks((LARGEST_BYTES / segment).min(MOST_SEGMENTS) * segment) {
             let segment_size = (contents.len() > segment).then_some(segment);
-            let transmit = Transmit { destination: self.peer, ecn: None, contents, segment_size, src_ip: None };
+            let transmit =
+                Transmit { destination: self.peer, ecn: None, contents, segment_size, src_ip: None };
             self.state.try_send((&self.socket).into(), &transmit)?;
         }
         packets.clear();
@@ -115,7 +116,9 @@ fn outward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
     loop {
         let read = device.recv_vectored(&mut [IoSliceMut::new(&mut header), IoSliceMut::new(&mut buffer)])?;
         let packet = &mut buffer[..read.saturating_sub(VNET_HEADER_BYTES)];
-        let (Some(vnet), Ok(view)) = (VnetHeader::decode(&header), IpView::super_packet(packet)) else { continue };
+        let (Some(vnet), Ok(view)) = (VnetHeader::decode(&header), IpView::super_packet(packet)) else {
+            continue;
+        };
         let Ok(cut) = Cut::new(&vnet, packet, &view, true) else { continue };
         for index in 0..cut.count() {
             let start = packets.len();
@@ -124,7 +127,8 @@ fn outward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
             cut.append(index, &mut packets);
             if let Some(key) = &key {
                 let (header, payload) = packets[start..].split_at_mut(HEADER_BYTES);
-                let tag = key.seal_in_place_separate_tag(nonce(number.to_be_bytes()), Aad::from(&*header), payload);
+                let tag =
+                    key.seal_in_place_separate_tag(nonce(number.to_be_bytes()), Aad::from(&*header), payload);
                 packets.extend(tag.expect("the packet is short").as_ref());
             }
             number += 1;
@@ -137,7 +141,8 @@ fn outward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
 fn inward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
     let key = cipher.key();
     let offload = TunOffload { tcp: true, udp: device.udp_gso(), ..TunOffload::default() };
-    let (mut buffers, mut merger, mut list) = (vec![vec![0; LARGEST_BYTES]], Merger::default(), PacketDelivery::default());
+    let (mut buffers, mut merger, mut list) =
+        (vec![vec![0; LARGEST_BYTES]], Merger::default(), PacketDelivery::default());
     loop {
         let mut meta = [RecvMeta::default()];
         path.state.recv((&path.socket).into(), &mut [IoSliceMut::new(&mut buffers[0])], &mut meta)?;
@@ -150,7 +155,8 @@ fn inward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
             let opened = match &key {
                 Some(key) => {
                     let number = header[..8].try_into().expect("they are 8");
-                    key.open_in_place(nonce(number), Aad::from(&*header), payload).map_or(0, |packet| packet.len())
+                    key.open_in_place(nonce(number), Aad::from(&*header), payload)
+                        .map_or(0, |packet| packet.len())
                 }
                 None => payload.len(),
             };
@@ -165,7 +171,8 @@ fn inward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
         }
         for message in list.messages() {
             let header = message.vnet.encode();
-            let mut pieces = vec![IoSlice::new(&header[..VNET_HEADER_BYTES]), IoSlice::new(list.header(message))];
+            let mut pieces =
+                vec![IoSlice::new(&header[..VNET_HEADER_BYTES]), IoSlice::new(list.header(message))];
             pieces.extend(list.pieces(message, &buffers).map(IoSlice::new));
             // A packet that the device does not take, since it is down, is lost.
             let _ = device.send_vectored(&pieces);
@@ -176,7 +183,9 @@ fn inward(device: &SyncDevice, path: &Path, cipher: Cipher) -> io::Result<()> {
 
 fn run(options: &Options) -> io::Result<()> {
     let path = Path::new(options)?;
-    let device = Arc::new(DeviceBuilder::new().name(&options.device).offload(true).inherit_enable_state().build_sync()?);
+    let device = Arc::new(
+        DeviceBuilder::new().name(&options.device).offload(true).inherit_enable_state().build_sync()?,
+    );
     let cipher = options.cipher;
     thread::scope(|scope| {
         let back = scope.spawn(|| inward(&device, &path, cipher));
