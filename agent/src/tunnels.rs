@@ -127,12 +127,8 @@ impl From<io::Error> for Broken {
 
 /// Serves a request to its end; whether the worker was told of it.
 async fn one(tunnel: Tunnel) -> bool {
-    let Tunnel { grant, client, target, transport, exchange, datagrams } = tunnel;
+    let Tunnel { grant, session: _session, client, target, transport, exchange, datagrams } = tunnel;
     let account = Arc::clone(grant.account());
-    let Some(_session) = grant.session() else {
-        refuse(&exchange, &account, client, &target, Refusal::Sessions);
-        return true;
-    };
     let opened = async {
         match transport {
             Transport::Tcp => grant.open_tcp(&target).await.map(Opened::Tcp),

@@ -2,6 +2,8 @@
 //! starts with the first request. Those on TCP (`web_server/`) ask through the same [`Connection`].
 
 use std::{
+    io,
+    net::{IpAddr, SocketAddr},
     pin::Pin,
     sync::{Arc, OnceLock},
     task::{Context, Poll, ready},
@@ -22,7 +24,7 @@ use hyper::{
     header::{CONNECTION, HeaderName, HeaderValue},
 };
 use hyper_util::rt::TokioIo;
-use net::task;
+use net::{lookup, task};
 use tokio::{
     net::TcpStream,
     runtime,
@@ -152,8 +154,7 @@ pub(crate) type Failure = Box<dyn std::error::Error + Send + Sync>;
 impl<B: Body<Data = Bytes, Error: Into<Failure>> + Send + 'static> Connection<B> {
     /// Connects to the site.
     pub(crate) async fn open(site: &Endpoint) -> Result<Self, Failure> {
-        let connecting = TcpStream::connect((&*site.host, site.port));
-        let stream = timeout(CONNECT_WITHIN, connecting).await??;
+        let stream = timeout(CONNECT_WITHIN, connect(site)).await??;
         stream.set_nodelay(true)?;
         let (sender, connection) =
             http1::Builder::new().max_buf_size(READ_BYTES).handshake(TokioIo::new(stream)).await?;
@@ -170,6 +171,27 @@ impl<B: Body<Data = Bytes, Error: Into<Failure>> + Send + 'static> Connection<B>
     ) -> Result<hyper::Response<Incoming>, Failure> {
         Ok(timeout(ANSWER_WITHIN, self.sender.send_request(request)).await??)
     }
+}
+
+/// Look-ups of the site's name, of all threads that ask it.
+static LOOKUPS: Semaphore = Semaphore::const_new(config::MOST_SITE_LOOKUPS);
+
+/// Connects to the site. A name is looked up once there is a place for it: requests are bounded, and wait no longer than for the connection.
+async fn connect(site: &Endpoint) -> io::Result<TcpStream> {
+    if let Ok(address) = site.host.parse::<IpAddr>() {
+        return TcpStream::connect((address, site.port)).await;
+    }
+    let addresses = look_up(&LOOKUPS, site, lookup::resolve).await?;
+    TcpStream::connect(&*addresses).await
+}
+
+async fn look_up(
+    places: &'static Semaphore,
+    site: &Endpoint,
+    resolve: impl FnOnce(&str, u16) -> io::Result<Vec<SocketAddr>> + Send + 'static,
+) -> io::Result<Vec<SocketAddr>> {
+    let place = places.acquire().await.map_err(io::Error::other)?;
+    lookup::look_up(site.host.clone(), site.port, place, resolve).await
 }
 
 /// Whether a field goes on to the other side, of a message with these `headers`.
@@ -253,4 +275,36 @@ async fn pass_on(response: hyper::Response<Incoming>, exchange: &Exchange) -> Re
 fn is_named_by_connection(headers: &HeaderMap<HeaderValue>, name: &HeaderName) -> bool {
     let values = headers.get_all(CONNECTION).into_iter().filter_map(|value| value.to_str().ok());
     values.flat_map(|value| value.split(',')).any(|option| option.trim().eq_ignore_ascii_case(name.as_str()))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Mutex, mpsc};
+
+    use base::panics::lock;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn look_ups_of_the_site_are_bounded_also_when_they_were_given_up() {
+        static PLACES: Semaphore = Semaphore::const_new(2);
+        let site = Endpoint { host: "site.example".to_owned(), port: 80 };
+        let (end, ended) = mpsc::channel::<()>();
+        let ended = Arc::new(Mutex::new(ended));
+        let slow = || {
+            let ended = Arc::clone(&ended);
+            look_up(&PLACES, &site, move |_, _| {
+                let _until = lock(&ended).recv();
+                Ok(Vec::new())
+            })
+        };
+        for _ in 0..2 {
+            assert!(timeout(Duration::from_millis(5), slow()).await.is_err(), "it waits for the resolver");
+        }
+        assert_eq!(PLACES.available_permits(), 0);
+        let third = look_up(&PLACES, &site, |_, _| unreachable!("there is no place for it"));
+        assert!(timeout(Duration::from_millis(5), third).await.is_err());
+        drop(end);
+        assert_eq!(look_up(&PLACES, &site, |_, _| Ok(Vec::new())).await.unwrap(), []);
+    }
 }

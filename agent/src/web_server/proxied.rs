@@ -102,15 +102,25 @@ fn version_2(bytes: &[u8]) -> Beginning {
 
 /// The client of a request that a trusted server has sent: the last address of its header that is not a server's.
 ///
-/// A server writes one of the two headers, and passes the other one on as the client wrote it: if both are there and differ, neither is
-/// believed.
-pub(super) fn client(headers: &HeaderMap, trusted: &[IpNet], front: IpAddr) -> IpAddr {
+/// A server writes one of the two headers, and passes the other one on as the client wrote it: `None` if both are there and differ, since
+/// a request that is not known to be anybody's would count against the server's share, and be the server's own for the site.
+pub(super) fn client(headers: &HeaderMap, trusted: &[IpNet], front: IpAddr) -> Option<IpAddr> {
     let x_forwarded = last(addresses(headers, "x-forwarded-for", Some), trusted);
     let forwarded = last(addresses(headers, "forwarded", for_parameter), trusted);
-    match (x_forwarded, forwarded) {
-        (Some(one), None) | (None, Some(one)) => one,
-        (Some(one), Some(other)) if one == other => one,
-        (Some(_), Some(_)) | (None, None) => front,
+    let is_there = |name| headers.contains_key(name);
+    if is_there("x-forwarded-for") && is_there("forwarded") && x_forwarded != forwarded {
+        return None;
+    }
+    Some(x_forwarded.or(forwarded).unwrap_or(front))
+}
+
+/// Whether a trusted server says that its client speaks TLS: the last value is its own, what stands further left came with the request.
+pub(super) fn is_https(headers: &HeaderMap) -> Option<bool> {
+    let said = headers.get_all("x-forwarded-proto").iter().next_back()?.to_str().ok()?;
+    match said.rsplit(',').next().unwrap_or_default().trim() {
+        "https" => Some(true),
+        "http" => Some(false),
+        _ => None,
     }
 }
 
@@ -215,7 +225,7 @@ mod tests {
             for (name, value) in lines {
                 headers.append(*name, value.parse().unwrap());
             }
-            client(&headers, &trusted, front).to_string()
+            client(&headers, &trusted, front).map_or("?".to_owned(), |client| client.to_string())
         };
         assert_eq!(of(&[]), "127.0.0.1");
         assert_eq!(of(&[("x-forwarded-for", "192.0.2.1")]), "192.0.2.1");
@@ -233,7 +243,27 @@ mod tests {
         );
         assert_eq!(of(&[("forwarded", "for=_hidden, for=\"_x\"")]), "127.0.0.1");
         // One of the two is the client's own.
-        assert_eq!(of(&[("forwarded", "for=192.0.2.1"), ("x-forwarded-for", "192.0.2.2")]), "127.0.0.1");
+        assert_eq!(of(&[("forwarded", "for=192.0.2.1"), ("x-forwarded-for", "192.0.2.2")]), "?");
+        assert_eq!(of(&[("forwarded", "for=unknown"), ("x-forwarded-for", "192.0.2.2")]), "?");
+        assert_eq!(of(&[("forwarded", "for=unknown"), ("x-forwarded-for", "unknown")]), "127.0.0.1");
         assert_eq!(of(&[("forwarded", "for=192.0.2.1"), ("x-forwarded-for", "192.0.2.1")]), "192.0.2.1");
+    }
+
+    #[test]
+    fn the_last_scheme_is_that_of_the_server_in_front() {
+        let of = |values: &[&str]| {
+            let mut headers = HeaderMap::new();
+            for value in values {
+                headers.append("x-forwarded-proto", value.parse().unwrap());
+            }
+            is_https(&headers)
+        };
+        assert_eq!(
+            (of(&[]), of(&["https"]), of(&["http"]), of(&["ws"])),
+            (None, Some(true), Some(false), None)
+        );
+        // What the client wrote itself stands further left.
+        assert_eq!((of(&["https", "http"]), of(&["https, http"])), (Some(false), Some(false)));
+        assert_eq!(of(&["http,http", "http ,https"]), Some(true));
     }
 }

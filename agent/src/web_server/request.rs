@@ -143,7 +143,7 @@ async fn ask(visit: &Arc<Visit>, request: Request<Incoming>, asked: Asked) -> Re
     let Some(site) = &visit.config.http.site else {
         return Err(Refusal(StatusCode::NOT_FOUND, TcpOutcome::NoSite));
     };
-    let client = client(visit, request.headers());
+    let client = client(visit, request.headers()).ok_or(BAD)?;
     let places = &visit.server.places;
     let turn = places.turn(client).await.ok_or(BUSY)?;
     let tunnel = match asked {
@@ -164,6 +164,9 @@ async fn ask(visit: &Arc<Visit>, request: Request<Incoming>, asked: Asked) -> Re
         let site = hyper::upgrade::on(&mut response);
         let head = upgrade::accepted(visit.version, passed_on(&response));
         return Ok(Reply::Upgraded(head, Tunnel { client, site, place }));
+    }
+    if upgrade::would_look_accepted(visit.version, asked, response.status()) {
+        return Err(DOWN);
     }
     let head = passed_on(&response);
     Ok(Reply::Answer(head, Rest { content: response.into_body(), connection, turn }))
@@ -237,22 +240,17 @@ fn host(request: &Request<()>, site: &Endpoint) -> Option<HeaderValue> {
     }
 }
 
-/// Whose request it is.
-fn client(visit: &Visit, headers: &HeaderMap) -> IpAddr {
+/// Whose request it is; `None`: a trusted server says two things.
+fn client(visit: &Visit, headers: &HeaderMap) -> Option<IpAddr> {
     let (trusted, peer) = (&visit.config.http.trusted, visit.peer.ip().to_canonical());
-    if proxied::is_trusted(trusted, peer) { proxied::client(headers, trusted, peer) } else { peer }
+    if proxied::is_trusted(trusted, peer) { proxied::client(headers, trusted, peer) } else { Some(peer) }
 }
 
 /// How the client speaks to us, or to the server in front.
 fn scheme(visit: &Visit, headers: &HeaderMap) -> &'static str {
     let in_front = proxied::is_trusted(&visit.config.http.trusted, visit.peer.ip());
-    let said = headers.get("x-forwarded-proto").filter(|_| in_front).map(HeaderValue::as_bytes);
-    match said {
-        Some(b"https") => "https",
-        Some(b"http") => "http",
-        Some(_) | None if visit.is_tls => "https",
-        Some(_) | None => "http",
-    }
+    let said = if in_front { proxied::is_https(headers) } else { None };
+    if said.unwrap_or(visit.is_tls) { "https" } else { "http" }
 }
 
 /// What RFC 9113 §6.5.2 counts of a head, in bytes.

@@ -84,6 +84,12 @@ pub(super) fn ask_for_websocket(headers: &mut HeaderMap) {
     }
 }
 
+/// Whether the site's answer to a request for a WebSocket, which is not 101, would tell its client that there is one: over HTTP/2 any 2xx
+/// does (RFC 8441 §5, RFC 9110 §9.3.6), and over HTTP/1.1 none.
+pub(super) fn would_look_accepted(version: HttpVersion, asked: Asked, status: StatusCode) -> bool {
+    version == HttpVersion::Http2 && asked == Asked::WebSocket && status.is_success()
+}
+
 /// The head by which a client learns that the site has accepted its WebSocket.
 pub(super) fn accepted(version: HttpVersion, mut head: Response<()>) -> Response<()> {
     match version {
@@ -171,6 +177,21 @@ mod tests {
         assert_eq!(of(Method::CONNECT, &[], None, true), Asked::Connect);
         assert_eq!(of(Method::CONNECT, &[], Some("connect-udp"), false), Asked::Connect);
         assert_eq!(of(Method::CONNECT, &[], Some("websocket"), false), Asked::WebSocket);
+    }
+
+    #[test]
+    fn an_answer_that_is_no_websocket_does_not_look_like_one() {
+        let looks = |version, asked, status| {
+            would_look_accepted(version, asked, StatusCode::from_u16(status).unwrap())
+        };
+        for status in [200, 204, 299] {
+            assert!(looks(HttpVersion::Http2, Asked::WebSocket, status), "{status}");
+            assert!(!looks(HttpVersion::Http1, Asked::WebSocket, status), "{status}");
+            assert!(!looks(HttpVersion::Http2, Asked::Nothing, status), "{status}");
+        }
+        for status in [301, 400, 404, 503] {
+            assert!(!looks(HttpVersion::Http2, Asked::WebSocket, status), "{status}");
+        }
     }
 
     #[test]

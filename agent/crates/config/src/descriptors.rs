@@ -5,8 +5,17 @@ use crate::{Config, Peer};
 /// The most connections to `http.listen`, in all.
 pub const MOST_WEB_CONNECTIONS: usize = 512;
 
+/// Sessions of all users together; each has a socket, and up to 256 KiB in its queues.
+pub const MOST_USER_SESSIONS: usize = 1_024;
+
+/// Names that are looked up at a time for all users; each look-up has a thread, and a socket to the resolver.
+pub const MOST_USER_LOOKUPS: usize = 64;
+
+/// The same for requests to the site, if it is a name.
+pub const MOST_SITE_LOOKUPS: usize = 16;
+
 impl Config {
-    /// How many files peers and unauthenticated senders may keep open.
+    /// How many files peers, users and unauthenticated senders may keep open.
     #[must_use]
     pub fn descriptors(&self) -> u64 {
         /// For ports, logs, the runtime and names being looked up.
@@ -22,9 +31,12 @@ impl Config {
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
         // Each connection may have another to the site.
         let web = if self.http.listen.is_empty() { 0 } else { 2 * MOST_WEB_CONNECTIONS as u64 };
+        let site = if self.http.site.is_some() { MOST_SITE_LOOKUPS as u64 } else { 0 };
+        let users = if self.users.is_empty() { 0 } else { (MOST_USER_SESSIONS + MOST_USER_LOOKUPS) as u64 };
         let proxied = self.tcp.iter().any(|forward| !forward.tcp.accept_proxy.is_empty());
         let headers = u64::from(self.worker_count()) * if proxied { crate::MOST_HEADERS as u64 } else { 0 };
-        self.limits.flows as u64 + tcp + web + headers + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
+        let visitors = web + site + users + headers;
+        self.limits.flows as u64 + tcp + visitors + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
 
@@ -36,6 +48,7 @@ mod tests {
 
     #[test]
     fn descriptors_are_counted_for_flows_forwards_lanes_and_the_decoy() {
+        const PASSWORD_KEY: &str = "AAAAAAAAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA";
         const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
         let count = |more: &str| {
             let text = format!(
@@ -50,6 +63,9 @@ mod tests {
         assert_eq!(count(""), alone);
         assert_eq!(count("endpoints = [\"a:1\"]\n"), alone + 8);
         assert_eq!(count("endpoints = [\"a:1\"]\nlanes = 64\n"), alone + 64);
+        let user =
+            format!("[[user]]\nname = \"anna\"\npassword_key = \"{PASSWORD_KEY}\"\nservices = [\"dns\"]\n");
+        assert_eq!(count(&user), alone + 1_024 + 64);
         assert_eq!(count("[access]\ndecoy = \"127.0.0.1:1\"\n"), alone + 50);
     }
 }

@@ -16,6 +16,7 @@
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
 //! | how many files it may keep open | `descriptors.rs` |
+//! | where the name of a service must not lead | `leads_back.rs` |
 //! | whether the files of the web server's certificate have changed | `http.rs` |
 //! | what an operator sees when something is wrong, and where that is | `problem.rs` |
 //!
@@ -60,6 +61,7 @@ mod http;
 #[cfg(test)]
 mod http_tests;
 mod kinds;
+pub mod leads_back;
 mod map;
 mod peers;
 mod prefix;
@@ -100,7 +102,7 @@ mod users_tests;
 mod value;
 
 pub use checks::MOST_HOLDERS;
-pub use descriptors::MOST_WEB_CONNECTIONS;
+pub use descriptors::{MOST_SITE_LOOKUPS, MOST_USER_LOOKUPS, MOST_USER_SESSIONS, MOST_WEB_CONNECTIONS};
 pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate, ThinStreams};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};

@@ -13,6 +13,7 @@
 //! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
+//! | names that are looked up beside the packet path | `lookup.rs` |
 //! | stream sockets of this host | `unix.rs` |
 //! | TCP connections that were reset while nobody reads or writes | `failures.rs` |
 //! | how a TCP connection notices that its far end is gone | `keepalive.rs` (pure) |
@@ -54,6 +55,7 @@ pub mod folder;
 pub mod host;
 mod keepalive;
 pub mod kernel;
+pub mod lookup;
 #[cfg(any(test, feature = "memory"))]
 pub mod memory;
 pub mod netlink;

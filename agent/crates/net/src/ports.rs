@@ -12,7 +12,7 @@
 //! socket, so a socket that is opened anew would take another worker's position.
 
 use std::{
-    fmt, io,
+    fmt, fs, io,
     net::{IpAddr, SocketAddr, TcpListener, UdpSocket},
     os::fd::AsFd,
     sync::Once,
@@ -114,10 +114,46 @@ pub fn probe_mark(mark: u32) -> io::Result<()> {
     Socket::new(Domain::IPV4, Type::DGRAM, Some(Protocol::UDP))?.set_mark(mark)
 }
 
-/// Whether `address` is one of this host: the kernel sends from it what goes there. Nothing is sent to find out.
+/// Whether `address` is one of this host: the kernel sends from it what goes there, or lists it as anycast. Nothing is sent to find out.
+///
+/// If the kernel cannot be asked, it is taken for one: callers refuse what is this host's, and a lack of descriptors must not open that.
 #[must_use]
 pub fn is_own(address: SocketAddr) -> bool {
-    source_towards(address).is_ok_and(|source| source == address.ip())
+    let anycast = || match address.ip() {
+        IpAddr::V4(_) => Ok(String::new()),
+        IpAddr::V6(_) => fs::read_to_string("/proc/net/anycast6"),
+    };
+    is_own_by(address.ip(), source_towards(address), anycast)
+}
+
+/// [`is_own`], of an address to which the kernel sends from `source`, with the text of `/proc/net/anycast6`.
+fn is_own_by(
+    address: IpAddr,
+    source: io::Result<IpAddr>,
+    anycast: impl FnOnce() -> io::Result<String>,
+) -> bool {
+    let has_no_such_family = |error: &io::Error| error.raw_os_error() == Some(libc::EAFNOSUPPORT);
+    match source {
+        Ok(source) if source == address => true,
+        Ok(_) => match anycast() {
+            Ok(text) => lists_anycast(&text, address),
+            // A kernel without IPv6, or without anycast.
+            Err(error) => error.kind() != io::ErrorKind::NotFound,
+        },
+        Err(error) => {
+            use io::ErrorKind::{AddrNotAvailable, HostUnreachable, NetworkUnreachable};
+            let has_no_way = [AddrNotAvailable, HostUnreachable, NetworkUnreachable].contains(&error.kind());
+            !(has_no_way || has_no_such_family(&error))
+        }
+    }
+}
+
+/// Whether a line of `/proc/net/anycast6` is about `address`: interface index, interface, address in hexadecimal, users.
+fn lists_anycast(text: &str, address: IpAddr) -> bool {
+    let IpAddr::V6(address) = address else { return false };
+    let listed = text.lines().filter_map(|line| line.split_whitespace().nth(2));
+    let mut listed = listed.filter_map(|hex| u128::from_str_radix(hex, 16).ok());
+    listed.any(|one| one == address.to_bits())
 }
 
 /// The address of this host from which the kernel sends to `address`. Nothing is sent to find out.
@@ -219,4 +255,40 @@ pub(super) fn tcp_listening(address: SocketAddr) -> io::Result<Socket> {
     socket.bind(&address.into())?;
     socket.listen(LISTEN_BACKLOG)?;
     Ok(socket)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_is_ours_unless_the_kernel_says_otherwise() {
+        let ip = |text: &str| -> IpAddr { text.parse().unwrap() };
+        let own = |address: &str, source: Result<&str, i32>, anycast: Result<&str, i32>| {
+            let source = source.map(ip).map_err(io::Error::from_raw_os_error);
+            is_own_by(ip(address), source, || {
+                anycast.map(str::to_owned).map_err(io::Error::from_raw_os_error)
+            })
+        };
+        assert!(own("192.0.2.1", Ok("192.0.2.1"), Ok("")));
+        assert!(!own("192.0.2.9", Ok("192.0.2.1"), Ok("")));
+        // Without a route nothing gets there.
+        for error in [libc::ENETUNREACH, libc::EHOSTUNREACH, libc::EADDRNOTAVAIL, libc::EAFNOSUPPORT] {
+            assert!(!own("2001:db8::1", Err(error), Ok("")), "{error}");
+        }
+        for error in [libc::EMFILE, libc::ENFILE, libc::ENOMEM, libc::EPERM, libc::ENOBUFS] {
+            assert!(own("192.0.2.1", Err(error), Ok("")), "{error}");
+        }
+        // As the kernel writes it for the subnet-router anycast address (RFC 4291 §2.6.1) of an interface that forwards.
+        let listed = "2    eth0            20010db8000000010000000000000000     1\n";
+        assert!(own("2001:db8:0:1::", Ok("2001:db8:0:1::5"), Ok(listed)));
+        assert!(!own("2001:db8:0:1::1", Ok("2001:db8:0:1::5"), Ok(listed)));
+        assert!(!own("2001:db8:0:1::", Ok("2001:db8:0:1::5"), Err(libc::ENOENT)));
+        assert!(own("2001:db8:0:1::", Ok("2001:db8:0:1::5"), Err(libc::EMFILE)));
+    }
+
+    #[test]
+    fn loopback_is_ours() {
+        assert!(is_own("127.0.0.1:9".parse().unwrap()));
+    }
 }

@@ -44,12 +44,12 @@ pub fn raise_descriptor_limit(wanted: u64) -> io::Result<u64> {
 /// Descriptors that are left to lanes, lookups, files and the operator's requests when all others are in use.
 const KEPT_DESCRIPTORS: u64 = 64;
 
-/// Whether so new a descriptor may be a flow's, a TCP forward's or an unauthenticated sender's: the kernel gives the
+/// Whether so new a descriptor may be a flow's, a TCP forward's, a user's or an unauthenticated sender's: the kernel gives the
 /// lowest free number, so a high one says that nearly all are in use.
 ///
 /// # Errors
 /// `EMFILE` if it may not; the kernel's.
-pub(super) fn leaves_descriptors(new: BorrowedFd<'_>) -> io::Result<()> {
+pub fn leaves_descriptors(new: BorrowedFd<'_>) -> io::Result<()> {
     let (most, _hard) = getrlimit(Resource::RLIMIT_NOFILE)?;
     let kept = KEPT_DESCRIPTORS.min(most / 8);
     let number = u64::try_from(new.as_raw_fd()).unwrap_or(0);

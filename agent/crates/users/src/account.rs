@@ -11,6 +11,9 @@ use std::sync::{
 };
 
 use base::counts::{Counts, PerKind};
+use tokio::sync::Semaphore;
+
+use crate::lookups::MOST_OF_ONE;
 
 base::labelled! {
     /// Why a user's request was not done.
@@ -36,6 +39,10 @@ base::labelled! {
         Timeout => "timeout",
         /// The user, or all users together, have as many sessions as they may.
         Sessions => "sessions",
+        /// The user, or all users together, have as many connections to us as they may.
+        Connections => "connections",
+        /// As many names are looked up for the user, or for all users, as may be at a time.
+        Lookups => "lookups",
     }
 }
 
@@ -49,7 +56,7 @@ impl Refusal {
             Self::Service | Self::Network | Self::Address => 403,
             Self::Resolve | Self::Refused | Self::Unreachable => 502,
             Self::Timeout => 504,
-            Self::Sessions => 503,
+            Self::Sessions | Self::Connections | Self::Lookups => 503,
         }
     }
 
@@ -64,7 +71,7 @@ impl Refusal {
             Self::Refused => "connection_refused",
             Self::Unreachable => "destination_ip_unroutable",
             Self::Timeout => "connection_timeout",
-            Self::Sessions => "connection_limit_reached",
+            Self::Sessions | Self::Connections | Self::Lookups => "connection_limit_reached",
         }
     }
 }
@@ -112,6 +119,9 @@ base::labelled! {
 pub struct Account {
     name: Arc<str>,
     pub(crate) sessions: AtomicUsize,
+    pub(crate) connections: AtomicUsize,
+    /// The places of the user's look-ups.
+    pub(crate) lookups: Arc<Semaphore>,
     opened: AtomicU64,
     last_seen: AtomicU64,
     bytes: PerKind<Place, AtomicU64>,
@@ -151,6 +161,8 @@ impl Account {
         Self {
             name: Arc::clone(name),
             sessions: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+            lookups: Arc::new(Semaphore::new(MOST_OF_ONE)),
             opened: AtomicU64::new(0),
             last_seen: AtomicU64::new(0),
             bytes: zeroes(),
@@ -197,9 +209,18 @@ impl Account {
     }
 
     /// Datagrams that QUIC took and gave up: they were not handed to the user after all.
+    ///
+    /// A connection gives back what it lost to the user who asked last, and some of it may have been another user's: an account gives up
+    /// no more than it has, so that neither sum wraps.
     pub fn taken_back(&self, count: u64) {
-        self.datagrams[Place::ToUser].fetch_sub(count, Ordering::Relaxed);
-        self.dropped_to_user(Dropped::Unsent, count);
+        let mut taken = 0;
+        let take = |has: u64| {
+            taken = count.min(has);
+            Some(has - taken)
+        };
+        let _always_some =
+            self.datagrams[Place::ToUser].fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+        self.dropped_to_user(Dropped::Unsent, taken);
     }
 
     /// Datagrams that QUIC received and gave up unread.

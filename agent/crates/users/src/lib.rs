@@ -8,6 +8,7 @@
 //! | which addresses may be reached | [`policy`] |
 //! | what does a client ask for | [`target`] |
 //! | how is it opened | `open.rs` |
+//! | how many names are looked up for it at a time | `lookups.rs` |
 //! | what is counted | [`account`] |
 
 use std::{
@@ -20,12 +21,13 @@ use std::{
 
 use arc_swap::ArcSwap;
 use base::panics::lock;
-use config::{Config, Network, Service, Upstream, User};
+use config::{Config, MOST_USER_SESSIONS, Network, Service, Upstream, User, leads_back::OwnListeners};
 use gate::password::PasswordKey;
 use tokio::sync::watch;
 
 pub mod account;
 mod credentials;
+mod lookups;
 mod open;
 pub mod policy;
 #[cfg(any(test, feature = "fuzzing"))]
@@ -37,23 +39,38 @@ pub use self::open::Open;
 use self::{
     account::{Account, UserFigures},
     credentials::{Presented, presented},
+    lookups::Lookups,
     policy::Policy,
 };
 
 /// Sessions that one user may have open.
 pub const MOST_SESSIONS: usize = 256;
 
-/// Sessions of all users together; each has a socket, and up to 256 KiB in its queues.
-pub const MOST_SESSIONS_OF_ALL: usize = 1024;
+/// Connections that one user may have to us: some devices, each with a few programs.
+pub const MOST_CONNECTIONS: usize = 16;
+
+/// Connections of all users together.
+pub const MOST_CONNECTIONS_OF_ALL: usize = 256;
+
+/// Those of them that may have large windows at a time.
+pub const MOST_WIDE_CONNECTIONS: usize = 64;
 
 /// The users of the configuration that runs. Reading takes no lock.
 #[derive(Default)]
 pub struct Users {
     table: ArcSwap<HashMap<Arc<str>, Arc<Entry>>>,
     changing: Mutex<()>,
-    sessions: Arc<AtomicUsize>,
+    together: Arc<Together>,
     /// Credentials that were presented and are not good.
     wrong: AtomicU64,
+}
+
+/// What all users share.
+#[derive(Default)]
+struct Together {
+    sessions: AtomicUsize,
+    connections: AtomicUsize,
+    lookups: Lookups,
 }
 
 struct Entry {
@@ -73,6 +90,8 @@ struct Access {
     disabled: bool,
     /// The names of services that there are, granted or not: they are never looked up.
     names: Vec<Arc<str>>,
+    /// Where no service's name may lead.
+    own: Arc<OwnListeners>,
 }
 
 /// A service that a user may reach.
@@ -85,7 +104,7 @@ struct Reachable {
 }
 
 impl Access {
-    fn new(user: &User, services: &[Service]) -> Self {
+    fn new(user: &User, services: &[Service], own: &Arc<OwnListeners>) -> Self {
         let granted = user.services.iter().filter_map(|place| services.get(*place));
         let reachable = granted.map(|service| Reachable {
             name: Arc::clone(&service.name),
@@ -101,6 +120,7 @@ impl Access {
             expires: user.expires,
             disabled: user.disabled,
             names: services.iter().map(|service| Arc::clone(&service.name)).collect(),
+            own: Arc::clone(own),
         }
     }
 
@@ -115,8 +135,9 @@ impl Users {
         let _one_at_a_time = lock(&self.changing);
         let old = self.table.load();
         let mut table = HashMap::with_capacity(config.users.len());
+        let own = Arc::new(OwnListeners::new(config));
         for user in &config.users {
-            let access = Arc::new(Access::new(user, &config.services));
+            let access = Arc::new(Access::new(user, &config.services, &own));
             let entry = match old.get(&user.name) {
                 Some(entry) => {
                     entry.access.send_if_modified(|current| {
@@ -174,7 +195,7 @@ impl Users {
             account: Arc::clone(&entry.account),
             access: entry.access.subscribe(),
             password: access.password.clone(),
-            sessions: Arc::clone(&self.sessions),
+            together: Arc::clone(&self.together),
         })
     }
 
@@ -200,7 +221,7 @@ pub struct Grant {
     account: Arc<Account>,
     access: watch::Receiver<Arc<Access>>,
     password: PasswordKey,
-    sessions: Arc<AtomicUsize>,
+    together: Arc<Together>,
 }
 
 impl Grant {
@@ -213,33 +234,59 @@ impl Grant {
     /// Takes a place among the user's sessions; `None` if there is none left.
     #[must_use]
     pub fn session(&self) -> Option<Session> {
-        let take = |count: &AtomicUsize, most: usize| {
-            count
-                .fetch_update(Ordering::Relaxed, Ordering::Relaxed, |now| (now < most).then_some(now + 1))
-                .is_ok()
-        };
-        if !take(&self.sessions, MOST_SESSIONS_OF_ALL) {
-            return None;
-        }
-        if !take(&self.account.sessions, MOST_SESSIONS) {
-            self.sessions.fetch_sub(1, Ordering::Relaxed);
+        take(&self.together.sessions, MOST_USER_SESSIONS)?;
+        if take(&self.account.sessions, MOST_SESSIONS).is_none() {
+            self.together.sessions.fetch_sub(1, Ordering::Relaxed);
             return None;
         }
         self.account.opened();
-        Some(Session { account: Arc::clone(&self.account), sessions: Arc::clone(&self.sessions) })
+        Some(Session { account: Arc::clone(&self.account), together: Arc::clone(&self.together) })
     }
+
+    /// Takes a place among the user's connections; `None` if there is none left.
+    #[must_use]
+    pub fn connection(&self) -> Option<Connection> {
+        let others = take(&self.together.connections, MOST_CONNECTIONS_OF_ALL)?;
+        if take(&self.account.connections, MOST_CONNECTIONS).is_none() {
+            self.together.connections.fetch_sub(1, Ordering::Relaxed);
+            return None;
+        }
+        let (account, together) = (Arc::clone(&self.account), Arc::clone(&self.together));
+        Some(Connection { account, together, is_wide: others < MOST_WIDE_CONNECTIONS })
+    }
+}
+
+/// Takes one of `most`; how many others had been taken, or `None` if there is none left.
+fn take(count: &AtomicUsize, most: usize) -> Option<usize> {
+    let more = |now| (now < most).then_some(now + 1);
+    count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
 }
 
 /// A place among the sessions of a user, until it is dropped.
 pub struct Session {
     account: Arc<Account>,
-    sessions: Arc<AtomicUsize>,
+    together: Arc<Together>,
 }
 
 impl Drop for Session {
     fn drop(&mut self) {
         self.account.sessions.fetch_sub(1, Ordering::Relaxed);
-        self.sessions.fetch_sub(1, Ordering::Relaxed);
+        self.together.sessions.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// A place among the connections of a user, until it is dropped.
+pub struct Connection {
+    account: Arc<Account>,
+    together: Arc<Together>,
+    /// Whether it may have large windows.
+    pub is_wide: bool,
+}
+
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.account.connections.fetch_sub(1, Ordering::Relaxed);
+        self.together.connections.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

@@ -3,13 +3,17 @@
 use std::{
     io,
     net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr},
+    os::fd::AsFd,
     time::Duration,
 };
 
-use config::Target as Upstreams;
-use net::ports;
+use config::{
+    Target as Upstreams,
+    leads_back::{self, OwnListeners},
+};
+use net::{ports, process};
 use tokio::{
-    net::{TcpStream, UdpSocket},
+    net::{TcpSocket, TcpStream, UdpSocket},
     time::timeout,
 };
 
@@ -19,9 +23,6 @@ use crate::{
     policy::Transport,
     target::{Host, Target},
 };
-
-/// How long a look-up may take.
-const LOOKUP_WITHIN: Duration = Duration::from_secs(5);
 
 /// How long one address may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -46,7 +47,7 @@ impl Grant {
     pub async fn open_tcp(&self, target: &Target) -> Result<Open<TcpStream>, Refusal> {
         let mut refusal = Refusal::Unreachable;
         for address in self.addresses(target, Transport::Tcp).await? {
-            match timeout(CONNECT_WITHIN, TcpStream::connect(address)).await {
+            match timeout(CONNECT_WITHIN, connect(address)).await {
                 Ok(Ok(socket)) => {
                     // What a client sends at once is to arrive at once.
                     let _best_effort = socket.set_nodelay(true);
@@ -72,6 +73,7 @@ impl Grant {
             let own: IpAddr =
                 if address.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
             let socket = UdpSocket::bind((own, 0)).await?;
+            process::leaves_descriptors(socket.as_fd())?;
             socket.connect(address).await?;
             io::Result::Ok(socket)
         };
@@ -124,11 +126,11 @@ impl Grant {
             Host::Address(address) => vec![*address],
             Host::Name(name) if access.has_service(name) => {
                 let service = access.service(name, transport).ok_or(Refusal::Service)?;
-                return service.addresses().await;
+                return self.service_addresses(service, &access.own, transport).await;
             }
             // Who may reach no network has no use for an answer.
             Host::Name(_) if access.networks.is_empty() => return Err(Refusal::Network),
-            Host::Name(name) => look_up(name, target.port).await?,
+            Host::Name(name) => self.look_up(name, target.port).await?,
         };
         let (mut refusal, mut allowed) = (Refusal::Resolve, Vec::new());
         for address in found {
@@ -142,6 +144,51 @@ impl Grant {
         allowed.truncate(MOST_ADDRESSES);
         if allowed.is_empty() { Err(refusal) } else { Ok(allowed) }
     }
+
+    async fn look_up(&self, name: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
+        self.together.lookups.look_up(&self.account.lookups, name, port).await
+    }
+
+    /// The addresses of a service to try. A name is followed where it may be for peers, and not to `own`.
+    async fn service_addresses(
+        &self,
+        service: &Reachable,
+        own: &OwnListeners,
+        transport: Transport,
+    ) -> Result<Vec<SocketAddr>, Refusal> {
+        let (mut refusal, mut found) = (Refusal::Unreachable, Vec::new());
+        for upstream in service.upstream.targets() {
+            match upstream {
+                Upstreams::Address(address) => found.push(*address),
+                Upstreams::Name(name) => match self.look_up(&name.host, name.port).await {
+                    Ok(addresses) => {
+                        let addresses = addresses.into_iter();
+                        let addresses =
+                            addresses.map(|address| SocketAddr::new(address.to_canonical(), name.port));
+                        found.extend(addresses.filter(|address| {
+                            let listener = match transport {
+                                Transport::Tcp => own.tcp_at(*address),
+                                Transport::Udp => own.udp_at(*address),
+                            };
+                            listener.is_none() && leads_back::not_followed(&name.host, address.ip()).is_none()
+                        }));
+                    }
+                    Err(reason) => refusal = reason,
+                },
+                // Peers' forwards alone lead there.
+                Upstreams::Unix(_) => {}
+            }
+        }
+        found.truncate(MOST_ADDRESSES);
+        if found.is_empty() { Err(refusal) } else { Ok(found) }
+    }
+}
+
+/// Connects to `address`, unless peers and operators need the last descriptors.
+async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4() } else { TcpSocket::new_v6() }?;
+    process::leaves_descriptors(socket.as_fd())?;
+    socket.connect(address).await
 }
 
 impl Access {
@@ -174,31 +221,6 @@ impl Access {
 }
 
 impl Reachable {
-    /// The addresses to try. A name that leads to loopback is not followed, as for peers: who writes its records is not who
-    /// wrote the configuration.
-    async fn addresses(&self) -> Result<Vec<SocketAddr>, Refusal> {
-        let (mut refusal, mut found) = (Refusal::Unreachable, Vec::new());
-        for upstream in self.upstream.targets() {
-            match upstream {
-                Upstreams::Address(address) => found.push(*address),
-                Upstreams::Name(name) => match look_up(&name.host, name.port).await {
-                    Ok(addresses) => {
-                        let means_loopback = name.host == "localhost" || name.host.ends_with(".localhost");
-                        let may_be =
-                            |address: &IpAddr| means_loopback || !address.to_canonical().is_loopback();
-                        let addresses = addresses.into_iter().filter(may_be);
-                        found.extend(addresses.map(|address| SocketAddr::new(address, name.port)));
-                    }
-                    Err(reason) => refusal = reason,
-                },
-                // Peers' forwards alone lead there.
-                Upstreams::Unix(_) => {}
-            }
-        }
-        found.truncate(MOST_ADDRESSES);
-        if found.is_empty() { Err(refusal) } else { Ok(found) }
-    }
-
     /// Whether what leads to `address` may go on: a name is not looked up again.
     fn may_be_at(&self, address: SocketAddr) -> bool {
         self.upstream.targets().any(|upstream| match upstream {
@@ -207,10 +229,4 @@ impl Reachable {
             Upstreams::Unix(_) => false,
         })
     }
-}
-
-async fn look_up(name: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
-    let looked_up = timeout(LOOKUP_WITHIN, tokio::net::lookup_host((name, port))).await;
-    let addresses = looked_up.map_err(|_| Refusal::Resolve)?.map_err(|_| Refusal::Resolve)?;
-    Ok(addresses.map(|address| address.ip()).take(4 * MOST_ADDRESSES).collect())
 }

@@ -179,3 +179,103 @@ fn an_account_balances() {
     assert_eq!((figures.dropped_to[Dropped::Unsent], figures.bytes[Place::FromTarget]), (2, 500));
     assert_eq!((figures.datagrams[Place::FromUser], figures.dropped_from[Dropped::ReceiveOverflow]), (3, 3));
 }
+
+#[test]
+fn an_account_gives_back_no_more_than_it_has() {
+    let account = Account::new(&"anna".into());
+    account.datagram(Place::FromTarget, 1);
+    account.datagram(Place::ToUser, 1);
+    account.taken_back(5);
+    let figures = account.figures();
+    assert_eq!((figures.datagrams[Place::ToUser], figures.dropped_to[Dropped::Unsent]), (0, 1));
+}
+
+#[test]
+fn connections_are_bounded() {
+    let (users, all): (_, Vec<Anna>) =
+        (Users::default(), (0..MOST_CONNECTIONS_OF_ALL / MOST_CONNECTIONS).map(|_| Anna::new()).collect());
+    let mut held = Vec::new();
+    for anna in &all {
+        // The account of a user who is removed lives on in what is open.
+        users.follow(&config(80, ""));
+        users.follow(&config(80, &anna.table("services = [\"web\"]")));
+        let grant = anna.verify(&users, 0).unwrap();
+        held.extend((0..MOST_CONNECTIONS).map(|_| grant.connection().unwrap()));
+        assert!(grant.connection().is_none(), "one user's");
+        let last = held.pop().unwrap();
+        drop(last);
+        held.push(grant.connection().unwrap());
+    }
+    assert_eq!(held.iter().filter(|connection| connection.is_wide).count(), MOST_WIDE_CONNECTIONS);
+    users.follow(&config(80, ""));
+    users.follow(&config(80, &all[0].table("services = [\"web\"]")));
+    let grant = all[0].verify(&users, 0).unwrap();
+    assert!(grant.connection().is_none(), "those of all");
+    drop(held);
+    assert!(grant.connection().is_some_and(|connection| connection.is_wide));
+}
+
+/// Users whose names are looked up by `resolve`.
+fn users_by(
+    resolve: impl Fn(&str, u16) -> std::io::Result<Vec<std::net::SocketAddr>> + Send + Sync + 'static,
+) -> Users {
+    let together = Together { lookups: Lookups::by(resolve), ..Together::default() };
+    Users { together: Arc::new(together), ..Users::default() }
+}
+
+#[tokio::test]
+async fn look_ups_of_a_user_are_bounded_also_when_they_were_given_up() {
+    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let ended = Mutex::new(ended);
+    let anna = Anna::new();
+    let users = users_by(move |_, _| {
+        let _until = lock(&ended).recv();
+        Ok(Vec::new())
+    });
+    users.follow(&config(80, &anna.table("networks = [\"192.0.2.0/24\"]")));
+    let grant = anna.verify(&users, 0).unwrap();
+    for number in 0..lookups::MOST_OF_ONE {
+        let asked = target(&format!("name{number}.example:1"));
+        assert!(timeout(Duration::from_millis(5), grant.open_tcp(&asked)).await.is_err(), "it waits");
+    }
+    let more = timeout(Duration::from_secs(5), grant.open_tcp(&target("one.more:1"))).await.unwrap();
+    assert_eq!(more.err(), Some(Refusal::Lookups));
+    drop(end);
+    while grant.account.lookups.available_permits() < lookups::MOST_OF_ONE {
+        tokio::task::yield_now().await;
+    }
+    assert_eq!(grant.open_tcp(&target("one.more:1")).await.err(), Some(Refusal::Resolve));
+}
+
+#[tokio::test]
+async fn the_name_of_a_service_leads_to_hosts_and_not_back_to_us() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let anna = Anna::new();
+    let users = users_by(|_, port| Ok(vec![std::net::SocketAddr::from(([127, 0, 0, 1], port))]));
+    let named = |host: &str, port: u16| {
+        format!(
+            "[[service]]\nname = \"named\"\nupstream = \"{host}:{port}\"\n{}",
+            anna.table("services = [\"named\"]")
+        )
+    };
+    for host in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
+        let resolved = users_by(move |_, port| Ok(vec![format!("{host}:{port}").parse().unwrap()]));
+        resolved.follow(&config(80, &named("db.example.net", port)));
+        let opened = anna.verify(&resolved, 0).unwrap().open_tcp(&target("named:1")).await;
+        assert_eq!(opened.err(), Some(Refusal::Unreachable), "{host}");
+    }
+    for host in ["::", "::1", "ff02::1", "::ffff:127.0.0.1"] {
+        let resolved = users_by(move |_, port| Ok(vec![format!("[{host}]:{port}").parse().unwrap()]));
+        resolved.follow(&config(80, &named("db.example.net", port)));
+        let opened = anna.verify(&resolved, 0).unwrap().open_udp(&target("named:1")).await;
+        assert_eq!(opened.err(), Some(Refusal::Unreachable), "{host}");
+    }
+    // Loopback is what it means; but our own UDP port is not for datagrams.
+    users.follow(&config(80, &named("localhost", port)));
+    assert!(anna.verify(&users, 0).unwrap().open_tcp(&target("named:1")).await.is_ok());
+    users.follow(&config(80, &named("localhost", 4433)));
+    let grant = anna.verify(&users, 0).unwrap();
+    assert_eq!(grant.open_udp(&target("named:1")).await.err(), Some(Refusal::Unreachable));
+    assert_eq!(grant.open_tcp(&target("named:1")).await.err(), Some(Refusal::Refused));
+}

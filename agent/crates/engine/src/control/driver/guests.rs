@@ -27,10 +27,10 @@ impl Control {
             Some(Refused::Draining)
         } else if !self.guests.may_begin(now) {
             Some(Refused::Hurry)
-        } else if self.guests.crypto.is_none() || !self.guests.make_room(now) {
+        } else if self.guests.crypto.is_none() {
             Some(Refused::Full)
         } else {
-            None
+            self.guests.make_room(incoming.remote_address().ip(), now).err()
         };
         let config = self.guests.crypto.clone().zip(self.acceptor.server());
         let (None, Some((crypto, server))) = (refused, config) else {

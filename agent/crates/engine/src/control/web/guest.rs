@@ -77,8 +77,8 @@ pub(in crate::control) struct Guest {
     pub(in crate::control) has_begun: bool,
     /// Whether it waits to be polled.
     pub(in crate::control) is_dirty: bool,
-    /// Whether a request had good credentials.
-    pub(super) is_user: bool,
+    /// The place of the user of whom a request was let in.
+    pub(super) user: Option<users::Connection>,
     frames: Frames,
 }
 
@@ -157,9 +157,14 @@ impl Guest {
             is_over: false,
             has_begun: false,
             is_dirty: false,
-            is_user: false,
+            user: None,
             frames: Frames::default(),
         }
+    }
+
+    /// Whether it is the connection of a user.
+    pub(super) fn is_user(&self) -> bool {
+        self.user.is_some()
     }
 
     /// Whether no request is open.
@@ -194,7 +199,7 @@ impl Guest {
 
     /// Reads what quinn-proto says after it has sent; whether there is room for datagrams now.
     pub(in crate::control) fn read_unblocked(&mut self, around: &mut Around<'_>) -> bool {
-        self.is_user && self.read_events(around)
+        self.is_user() && self.read_events(around)
     }
 
     /// Reads what quinn-proto has to say; whether there is room for datagrams that had none.

@@ -28,6 +28,9 @@ const MOST_OF_A_USER: u32 = 256;
 /// What a user's connection may hold of its streams in either direction, in bytes: 100 ms at 320 Mbit/s.
 const USER_WINDOW: u32 = 4 << 20;
 
+/// The same of connections beyond [`users::MOST_WIDE_CONNECTIONS`]: 100 ms at 40 Mbit/s.
+const NARROW_WINDOW: u32 = 512 << 10;
+
 /// The largest capsule that is read: the largest UDP payload, and its context ID.
 const MOST_CAPSULE: u64 = 65_535;
 
@@ -72,18 +75,27 @@ impl Guest {
     pub(super) fn tunnel(&mut self, id: StreamId, head: &Request, grant: Grant, around: &mut Around<'_>) {
         around.requests[Outcome::User] += 1;
         let account = Arc::clone(grant.account());
-        self.frames.belong_to(&account);
-        if !std::mem::replace(&mut self.is_user, true) {
-            self.quinn.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(MOST_OF_A_USER));
-            self.quinn.set_receive_window(VarInt::from_u32(USER_WINDOW));
-            self.quinn.set_send_window(USER_WINDOW.into());
-        }
         let asked = match tunnel::asked(head) {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse_user(id, &account, refusal, around),
         };
+        let Some(session) = grant.session() else {
+            return self.refuse_user(id, &account, Refusal::Sessions, around);
+        };
+        // Only who has a place gets what a user has: credentials alone open no windows.
+        if self.user.is_none() {
+            let Some(connection) = grant.connection() else {
+                return self.refuse_user(id, &account, Refusal::Connections, around);
+            };
+            let window = if connection.is_wide { USER_WINDOW } else { NARROW_WINDOW };
+            self.quinn.set_max_concurrent_streams(Dir::Bi, VarInt::from_u32(MOST_OF_A_USER));
+            self.quinn.set_receive_window(VarInt::from_u32(window));
+            self.quinn.set_send_window(window.into());
+            self.user = Some(connection);
+        }
+        self.frames.belong_to(&account);
         let answers = (Arc::clone(around.answers), self.handle, id);
-        let tunnel = Tunnel::new(grant, self.quinn.remote_address(), asked, answers);
+        let tunnel = Tunnel::new((grant, session), self.quinn.remote_address(), asked, answers);
         let (exchange, datagrams) = (Arc::clone(&tunnel.exchange), tunnel.datagrams.clone());
         let is_udp = tunnel.transport == Transport::Udp;
         if around.tunnels.is_none_or(|tunnels| tunnels(tunnel).is_err()) {

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | how many are there, and when do they end | this one; the driver accepts and polls them: `driver/guests.rs` |
 //! | what becomes of a request | `guest.rs`; of a user: `guest_user.rs` |
+//! | which of them gives way to a newer one | `room.rs` |
 //! | how does it reach the site, and the answer the client | `exchange.rs` |
 //! | who is a user, and what of a user's request | `tunnel.rs`; the crate `users` knows users and what they may reach |
 //! | how do datagrams get to and from what a user reaches | `datagrams.rs` |
@@ -13,6 +14,7 @@
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -32,16 +34,20 @@ use users::Users;
 mod datagrams;
 mod exchange;
 mod guest;
+mod room;
 mod tunnel;
 
 pub(crate) use self::exchange::Answers;
-use self::guest::Around;
 pub(in crate::control) use self::guest::Guest;
 pub use self::{
     datagrams::Datagrams,
     exchange::{Abandoned, Ask, Exchange, Site},
     guest::refused,
     tunnel::{Tunnel, Tunnels},
+};
+use self::{
+    guest::Around,
+    room::{Held, prefix},
 };
 
 /// Connections of clients without credentials, at all workers together.
@@ -104,7 +110,9 @@ base::labelled! {
     pub enum Refused {
         /// There are as many as there may be, and each has an open request.
         Full => "full",
-        /// Closed for a newer one, because it had no open request.
+        /// One /24 or /56 has its share of them, and each has an open request.
+        Source => "source",
+        /// Closed for a newer one, because it had no open request, or none on which anything came or went for a minute.
         Replaced => "replaced",
         /// More handshakes than may begin in a second.
         Hurry => "hurry",
@@ -215,8 +223,11 @@ impl Guests {
     /// A packet of one of the connections, dropped beyond what a worker may spend on them; false if the connection is not among them.
     pub(crate) fn packet(&mut self, handle: ConnectionHandle, event: ConnectionEvent, now: Instant) -> bool {
         let Some(guest) = self.all.get_mut(&handle) else { return false };
-        let (allowance, pace) =
-            if guest.is_user { (&mut self.user_packets, USER_PACKETS) } else { (&mut self.packets, PACKETS) };
+        let (allowance, pace) = if guest.is_user() {
+            (&mut self.user_packets, USER_PACKETS)
+        } else {
+            (&mut self.packets, PACKETS)
+        };
         if allowance.get_or_insert_with(|| Allowance::new(pace, now)).take(1, now) {
             guest.quinn.handle_event(event);
             self.touch(handle);
@@ -263,25 +274,35 @@ impl Guests {
         self.handshakes.get_or_insert_with(|| Allowance::new(HANDSHAKES, now)).take(1, now)
     }
 
-    /// Makes room for one more; false if there is none.
-    pub(in crate::control) fn make_room(&mut self, now: Instant) -> bool {
-        // Users' connections take nobody's place, and nobody theirs, as long as they are no more than all others.
-        let users = self.all.values().filter(|guest| guest.is_user).count() < self.most;
-        let open = self.all.iter().filter(|(_, guest)| !(guest.is_over || users && guest.is_user));
-        if open.clone().count() < self.most {
+    /// Makes room for one more from `source`.
+    ///
+    /// # Errors
+    ///
+    /// Why there is none.
+    pub(in crate::control) fn make_room(&mut self, source: IpAddr, now: Instant) -> Result<(), Refused> {
+        if self.all.len() >= 3 * self.most {
             // Closing ones are there for some round trips longer.
-            return self.all.len() < 3 * self.most;
+            return Err(Refused::Full);
         }
-        let idle = open.filter(|(_, guest)| guest.is_idle());
-        let oldest =
-            idle.min_by_key(|(handle, guest)| (guest.last_active, handle.0)).map(|(handle, _)| *handle);
-        let Some(oldest) = oldest.filter(|_| self.all.len() < 3 * self.most) else { return false };
-        self.stats.refused[Refused::Replaced] += 1;
-        if let Some(guest) = self.all.get_mut(&oldest) {
-            guest.close(Code::NoError, "", now);
+        // Users' connections take nobody's place, and nobody theirs, as long as they are no more than all others.
+        let users = self.all.values().filter(|guest| guest.is_user()).count() < self.most;
+        let open = self.all.iter().filter(|(_, guest)| !(guest.is_over || users && guest.is_user()));
+        let held = open.map(|(handle, guest)| Held {
+            handle: *handle,
+            prefix: prefix(guest.quinn.remote_address().ip()),
+            last_active: guest.last_active,
+            gives_way: guest.is_idle()
+                || !guest.is_user() && now.saturating_duration_since(guest.last_active) >= IDLE,
+        });
+        let held: Vec<Held> = held.collect();
+        if let Some(oldest) = room::room(&held, prefix(source), self.most)? {
+            self.stats.refused[Refused::Replaced] += 1;
+            if let Some(guest) = self.all.get_mut(&oldest) {
+                guest.close(Code::NoError, "", now);
+            }
+            self.touch(oldest);
         }
-        self.touch(oldest);
-        true
+        Ok(())
     }
 }
 

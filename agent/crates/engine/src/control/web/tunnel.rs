@@ -13,7 +13,7 @@ use h3::{
 };
 use quinn_proto::{Connection, ConnectionHandle, SendDatagramError, StreamId, VarInt};
 use users::{
-    Grant, Users,
+    Grant, Session, Users,
     account::{Account, Dropped, Refusal},
     policy::Transport,
     target::Target,
@@ -32,6 +32,8 @@ const MOST_CAPSULE_BYTES: usize = 64 << 10;
 pub struct Tunnel {
     /// Who it is.
     pub grant: Grant,
+    /// The place among the user's sessions.
+    pub session: Session,
     /// The client's address.
     pub client: SocketAddr,
     /// What is to be reached, and over what.
@@ -71,14 +73,14 @@ pub(super) fn sender(users: &Users, fields: &Fields, unix_seconds: u64) -> Optio
 
 impl Tunnel {
     pub(super) fn new(
-        grant: Grant,
+        (grant, session): (Grant, Session),
         client: SocketAddr,
         (target, transport): (Target, Transport),
         (answers, handle, stream): (Arc<Answers>, ConnectionHandle, StreamId),
     ) -> Box<Self> {
         let datagrams = (transport == Transport::Udp).then(|| Datagrams::new(Arc::clone(grant.account())));
         let exchange = Exchange::new(answers, handle, stream);
-        Box::new(Self { grant, client, target, transport, exchange, datagrams })
+        Box::new(Self { grant, session, client, target, transport, exchange, datagrams })
     }
 }
 

@@ -7,15 +7,18 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    net::{IpAddr, SocketAddr},
+    net::SocketAddr,
     sync::Arc,
     time::{Duration, Instant},
 };
 
-use config::Config;
+use config::{
+    Config,
+    leads_back::{self, OwnListeners},
+};
 use dataplane::{sockets::Source, upstreams::Addresses};
 use gate::identity::Endpoint;
-use net::{Token, ports};
+use net::Token;
 
 use crate::worker::{context::Context, report::stats::NameLookup};
 
@@ -184,26 +187,19 @@ impl Context {
 
 /// What of an answer can be used: nothing that leads back to this agent, or to no host.
 fn sift(config: &Config, name: &Endpoint, answer: &[SocketAddr]) -> Sifted {
-    let means_loopback = name.host == "localhost" || name.host.ends_with(".localhost");
+    let own = OwnListeners::new(config);
     let mut sifted = Sifted::default();
     for address in answer {
         let address = SocketAddr::new(address.ip().to_canonical(), address.port());
-        let refused = if is_no_host(address.ip()) {
-            Some(format!("{} is the address of no host", address.ip()))
-        } else if address.ip().is_loopback() && !means_loopback {
-            Some(format!("{} is this host itself", address.ip()))
-        } else {
-            None
-        };
-        if let Some(refused) = refused {
+        if let Some(refused) = leads_back::not_followed(&name.host, address.ip()) {
             sifted.refused.insert(refused);
             continue;
         }
-        let [udp, tcp] = own_ports(config);
-        for (listeners, usable, protocol) in
-            [(udp, &mut sifted.usable.udp, "UDP"), (tcp, &mut sifted.usable.tcp, "TCP")]
-        {
-            match listeners.into_iter().find(|own| gets(*own, address)) {
+        for (listener, usable, protocol) in [
+            (own.udp_at(address), &mut sifted.usable.udp, "UDP"),
+            (own.tcp_at(address), &mut sifted.usable.tcp, "TCP"),
+        ] {
+            match listener {
                 Some(own) => {
                     sifted.refused.insert(format!("{address} is our own {protocol} port {own}"));
                 }
@@ -219,28 +215,6 @@ fn sift(config: &Config, name: &Endpoint, answer: &[SocketAddr]) -> Sifted {
 
 /// Limit on refused addresses of one answer that are looked at.
 const MOST_REFUSED: usize = 4;
-
-fn is_no_host(ip: IpAddr) -> bool {
-    ip.is_unspecified() || ip.is_multicast() || ip == IpAddr::V4(std::net::Ipv4Addr::BROADCAST)
-}
-
-/// The ports at which this agent listens, for UDP and for TCP.
-fn own_ports(config: &Config) -> [Vec<SocketAddr>; 2] {
-    let open = |forwards: &[config::Forward]| -> Vec<SocketAddr> {
-        forwards.iter().filter(|forward| forward.open).map(|forward| forward.listen).collect()
-    };
-    let [mut udp, mut tcp] = [open(&config.udp), open(&config.tcp)];
-    udp.extend(&config.transport.listen);
-    tcp.extend(config.admin.listen);
-    [udp, tcp]
-}
-
-/// Whether what is sent to `address` arrives at the listener `own` of this host.
-fn gets(own: SocketAddr, address: SocketAddr) -> bool {
-    let wildcard = own.ip().is_unspecified() && own.is_ipv4() == address.is_ipv4();
-    own.port() == address.port()
-        && (own.ip() == address.ip() || wildcard && (address.ip().is_loopback() || ports::is_own(address)))
-}
 
 #[cfg(test)]
 mod tests {
