@@ -289,7 +289,7 @@ mod tests {
     async fn look_ups_of_the_site_are_bounded_also_when_they_were_given_up() {
         static PLACES: Semaphore = Semaphore::const_new(2);
         let site = Endpoint { host: "site.example".to_owned(), port: 80 };
-        let (end, ended) = mpsc::channel::<()>();
+        let (end, ended) = mpsc::sync_channel::<()>(0);
         let ended = Arc::new(Mutex::new(ended));
         let slow = || {
             let ended = Arc::clone(&ended);

@@ -225,7 +225,7 @@ mod tests {
             for (name, value) in lines {
                 headers.append(*name, value.parse().unwrap());
             }
-            client(&headers, &trusted, front).map_or("?".to_owned(), |client| client.to_string())
+            client(&headers, &trusted, front).map_or_else(|| "?".to_owned(), |client| client.to_string())
         };
         assert_eq!(of(&[]), "127.0.0.1");
         assert_eq!(of(&[("x-forwarded-for", "192.0.2.1")]), "192.0.2.1");

@@ -48,7 +48,7 @@ mod tests {
     async fn a_look_up_that_is_given_up_keeps_its_place_until_the_resolver_has_ended() {
         let places = Arc::new(Semaphore::new(1));
         let place = Arc::clone(&places).try_acquire_owned().unwrap();
-        let (end, ended) = mpsc::channel::<()>();
+        let (end, ended) = mpsc::sync_channel::<()>(0);
         let slow = look_up("slow.example".to_owned(), 1, place, move |_, _| {
             ended.recv().unwrap();
             Ok(Vec::new())

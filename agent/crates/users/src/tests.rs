@@ -225,7 +225,7 @@ fn users_by(
 
 #[tokio::test]
 async fn look_ups_of_a_user_are_bounded_also_when_they_were_given_up() {
-    let (end, ended) = std::sync::mpsc::channel::<()>();
+    let (end, ended) = std::sync::mpsc::sync_channel::<()>(0);
     let ended = Mutex::new(ended);
     let anna = Anna::new();
     let users = users_by(move |_, _| {
