@@ -279,7 +279,7 @@ impl TcpForward {
             } else if scratch.takes == 0 {
                 match stream::next(quinn, stream)? {
                     Next::End => inward.ended = true,
-                    next => {
+                    next @ (Next::Bytes | Next::Nothing) => {
                         inward.rests = next == Next::Bytes;
                         return Ok(false);
                     }
