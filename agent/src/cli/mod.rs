@@ -13,7 +13,10 @@ use clap::{
     builder::StyledStr,
     error::{ContextKind, ContextValue, ErrorKind},
 };
-use config::{LoadError, state::StateError};
+use config::{
+    LoadError,
+    state::{Edit, StateError},
+};
 use lab::bench::{Bench, Terminal};
 
 use crate::out;
@@ -128,6 +131,14 @@ const SPELLINGS: [([&str; 2], &str); 2] = [
     (["status", "routes"], "which peer an address leads to: culvert status --routes ADDRESS"),
     (["init", "--fleet"], "an exit of a fleet has a number: culvert init --role exit --server-id 1"),
 ];
+
+/// Writes the state file while no daemon runs, and tells the operator what a crash of the host may undo.
+fn commit(edit: Edit) -> Result<(), StateError> {
+    if let Some(problem) = edit.commit()? {
+        out::complain(&format_args!("culvert: {problem}"));
+    }
+    Ok(())
+}
 
 /// The error about a command line, with the spelling that was meant.
 fn with_spelling(mut error: clap::Error, words: &[String]) -> clap::Error {

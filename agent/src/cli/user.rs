@@ -374,7 +374,7 @@ fn change_offline(
     let mut edit = Edit::begin(&config.state_dir.join(state::FILE_NAME))?;
     change(&mut edit).map_err(|error| Failure::Input(error.to_string()))?;
     state::users(&config, edit.text()).map_err(|problems| Failure::Input(problems.to_string()))?;
-    edit.commit()?;
+    super::commit(edit)?;
     Ok(())
 }
 

@@ -138,6 +138,18 @@ pub enum StateError {
     },
 }
 
+/// The file is written, and the kernel does not say that its folder is.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{}: the change is written and counts, but a crash of the host may undo it: its folder is not synced: {cause} (remedy: sync, and \
+     look for errors of the disk in dmesg)", path.display()
+)]
+pub struct NotSynced {
+    /// The state file.
+    path: PathBuf,
+    cause: io::Error,
+}
+
 fn remedy(cause: &io::Error) -> &'static str {
     let is = |kinds: &[io::ErrorKind]| kinds.contains(&cause.kind());
     if is(&[io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded]) {
@@ -264,7 +276,7 @@ pub fn check_table(
 #[derive(Debug)]
 pub struct Edit {
     path: PathBuf,
-    folder: File,
+    pub(super) folder: File,
     /// Locked while this lives. A file of its own: the daemon holds the folder's lock for its journals.
     _lock: File,
     text: String,
@@ -408,11 +420,13 @@ impl Edit {
         Ok(())
     }
 
-    /// Replaces the file, in one step: whoever is killed meanwhile leaves the old one or the new one.
+    /// Replaces the file, in one step: whoever is killed meanwhile leaves the old one or the new one. Returns why a crash of the host
+    /// may undo that, if it may.
     ///
     /// # Errors
     /// The kernel's refusal; the old file is still there.
-    pub fn commit(self) -> Result<(), StateError> {
+    #[must_use = "the operator is told what may be undone"]
+    pub fn commit(self) -> Result<Option<NotSynced>, StateError> {
         let new_path = self.path.with_extension("toml.new");
         let write = || {
             let replacement = Replacement::beside(&self.path, new_path.clone())?;
@@ -424,7 +438,7 @@ impl Edit {
         };
         let written = write().map_err(unusable(&new_path))?;
         written.put().map_err(unusable(&self.path))?;
-        self.folder.sync_all().map_err(unusable(&self.path))
+        Ok(self.folder.sync_all().err().map(|cause| NotSynced { path: self.path, cause }))
     }
 
     fn parse(&self) -> Result<Table, StateError> {

@@ -1,6 +1,6 @@
 use std::{
     fs,
-    os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink},
+    os::unix::fs::{MetadataExt, OpenOptionsExt, PermissionsExt, chown, symlink},
     time::Duration,
 };
 
@@ -224,7 +224,7 @@ fn an_edit_keeps_what_it_does_not_change() {
     let change = |how: &dyn Fn(&mut state::Edit)| {
         let mut edit = state::Edit::begin(&path).unwrap();
         how(&mut edit);
-        edit.commit().unwrap();
+        assert!(edit.commit().unwrap().is_none());
         fs::read_to_string(&path).unwrap()
     };
     let added = state::NewPeer {
@@ -259,7 +259,7 @@ fn a_state_folder_is_made_private_and_a_broken_file_is_not_edited() {
     let mut edit = state::Edit::begin(&path).unwrap();
     edit.add(&new_peer("a", KEY)).unwrap();
     assert_eq!(state::read(&path).unwrap(), None, "nothing is written before the commit");
-    edit.commit().unwrap();
+    assert!(edit.commit().unwrap().is_none());
     let mode = |path: &Path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!((mode(path.parent().unwrap()), mode(&path)), (0o700, 0o600));
 
@@ -282,7 +282,7 @@ fn an_edit_follows_no_link_that_was_planted() {
     symlink(&victim, state.join("peers.toml.new")).unwrap();
     let mut edit = state::Edit::begin(&path).unwrap();
     edit.add(&new_peer("a", KEY)).unwrap();
-    edit.commit().unwrap();
+    assert!(edit.commit().unwrap().is_none());
     assert_eq!(fs::read_to_string(&victim).unwrap(), "precious");
     assert!(fs::symlink_metadata(&path).unwrap().is_file());
 
@@ -306,7 +306,7 @@ fn what_root_makes_belongs_to_whom_the_folder_belongs() {
     let Ok(()) = chown(&state, Some(DAEMON), Some(DAEMON)) else { return };
     let mut edit = state::Edit::begin(&state.join("peers.toml")).unwrap();
     edit.add(&new_peer("a", KEY)).unwrap();
-    edit.commit().unwrap();
+    assert!(edit.commit().unwrap().is_none());
     state::Edit::begin(&state.join("below/peers.toml")).unwrap();
     for name in ["peers.lock", "peers.toml", "below", "below/peers.lock"] {
         let metadata = fs::metadata(state.join(name)).unwrap();
@@ -362,7 +362,7 @@ fn a_peer_of_the_file_is_changed_and_replaced_and_what_else_it_has_is_kept() {
     edit.replace(&new_peer("a", OTHER_KEY)).unwrap();
     let a = edit.table("a").unwrap();
     assert_eq!((a["public_key"].as_str(), a.len()), (Some(OTHER_KEY), 2), "nothing is left of the old one");
-    edit.commit().unwrap();
+    assert!(edit.commit().unwrap().is_none());
     let written = fs::read_to_string(folder.path().join("state/peers.toml")).unwrap();
     assert!(written.contains(OTHER_KEY) && written.contains(KEY_2) && !written.contains(KEY), "{written}");
 }
@@ -375,7 +375,7 @@ fn what_was_written_only_in_part_is_not_read() {
     assert_eq!(Config::load(&config).unwrap().0.peers.len(), 2);
     let mut edit = state::Edit::begin(&folder.path().join("state/peers.toml")).unwrap();
     edit.remove("a", false).unwrap();
-    edit.commit().unwrap();
+    assert!(edit.commit().unwrap().is_none());
     assert_eq!(Config::load(&config).unwrap().0.peers.len(), 1);
 }
 
@@ -420,4 +420,21 @@ fn a_new_peer_is_checked_against_those_that_exist() {
     config.limits.peers = 1;
     let full = state::check(&config, &[own], &config.peers, &new_peer("b", KEY_2)).unwrap_err().to_string();
     assert!(full.starts_with("limits.peers: there are 1 peers already"), "{full}");
+}
+
+/// Of Linux's `asm-generic/fcntl.h`.
+const O_PATH: i32 = 0o10_000_000;
+
+#[test]
+fn a_folder_that_is_not_synced_is_told_and_the_change_is_made() {
+    let (folder, _) = with_state("");
+    let path = folder.path().join("state/peers.toml");
+    let mut edit = state::Edit::begin(&path).unwrap();
+    edit.add(&new_peer("kept", OTHER_KEY)).unwrap();
+    // The kernel does not sync what was opened for its path alone: EBADF (open(2)).
+    let alone = fs::OpenOptions::new().read(true).custom_flags(O_PATH).open(folder.path().join("state"));
+    edit.folder = alone.unwrap();
+    let told = edit.commit().unwrap().expect("it is not synced").to_string();
+    assert!(told.starts_with(&path.display().to_string()) && told.contains("(remedy: "), "{told}");
+    assert!(fs::read_to_string(&path).unwrap().contains("kept"));
 }

@@ -133,7 +133,7 @@ fn the_state_file_keeps_users() {
     edit.set_user(&switch).unwrap();
     let nobody = PeerChange { name: "carl".to_owned(), ..PeerChange::default() };
     assert!(matches!(edit.set_user(&nobody), Err(StateError::NoUser { .. })));
-    edit.commit().unwrap();
+    assert!(edit.commit().unwrap().is_none());
     let text = state::read(&path).unwrap().unwrap();
     let users = state::users(&running, &text).unwrap();
     assert_eq!(users.iter().map(|user| &*user.name).collect::<Vec<_>>(), ["anna", "ben"]);

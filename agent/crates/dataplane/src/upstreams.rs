@@ -117,14 +117,17 @@ impl Upstreams {
     #[must_use]
     pub fn tcp(&self, upstream: &Upstream) -> Vec<Place> {
         let mut places = Vec::with_capacity(1);
-        for target in upstream.targets() {
+        let count = upstream.targets().len();
+        for (index, target) in upstream.targets().enumerate() {
+            // A name with many addresses leaves one place to each target behind it.
+            let room = MOST_ADDRESSES.saturating_sub(places.len() + count - index - 1);
             match target {
                 Target::Address(address) => places.push(Place::Address(*address)),
                 Target::Unix(path) => places.push(Place::Unix(Arc::clone(path))),
                 Target::Name(name) => {
                     let names = lock(&self.names);
                     let addresses = names.get(name).map_or(&[][..], |known| &known.addresses.tcp);
-                    places.extend(addresses.iter().copied().map(Place::Address));
+                    places.extend(addresses.iter().copied().take(room).map(Place::Address));
                 }
             }
         }
@@ -286,6 +289,17 @@ mod tests {
         );
         upstreams.retain(|_| false);
         assert!(!upstreams.not_found(&name, "no answer".to_owned()));
+    }
+
+    #[test]
+    fn a_name_with_many_addresses_leaves_room_for_the_targets_behind_it() {
+        let upstreams = Upstreams::default();
+        let name = Endpoint { host: "db.example.net".to_owned(), port: 53 };
+        upstreams.found(&name, addresses(0..5_000), None);
+        let last: SocketAddr = ([203, 0, 113, 1], 53).into();
+        let upstream = Upstream::from_iter([Target::Name(name), Target::Address(last)]);
+        let places = upstreams.tcp(&upstream);
+        assert_eq!((places.len(), places.last()), (MOST_ADDRESSES, Some(&Place::Address(last))));
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //! | the sockets of the web server on TCP | [`web_server`] |
 //! | captures, as qlog files | [`qlog`] |
 //! | a reload, from the file to the workers | [`reload`] |
+//! | the state file, written by the daemon | `state_file` |
 //! | logging | [`log`] |
 //! | the limit on open files | [`descriptors`] |
 
@@ -21,5 +22,6 @@ pub mod operator;
 pub mod qlog;
 pub mod reload;
 mod reload_error;
+mod state_file;
 pub mod web;
 pub mod web_server;

@@ -29,6 +29,7 @@ use crate::{
     descriptors, log,
     metrics::{self, CertificateRead},
     operator::Running,
+    state_file,
 };
 
 pub use crate::reload_error::ReloadError;
@@ -259,7 +260,7 @@ impl Running {
 fn leave_to_configuration(state_file: &Path, name: &str) -> Result<(), String> {
     let edited = Edit::begin(state_file).and_then(|mut edit| {
         edit.remove(name, false)?;
-        edit.commit()
+        state_file::commit(edit)
     });
     edited.map_err(|error| format!("{name:?} is still in the state file, where it does not count: {error}"))
 }

@@ -14,8 +14,14 @@ use super::time_of;
 /// holds them under a rate.
 const HELD_UP: Duration = Duration::from_secs(1);
 
-/// The least time that something waits, so that a fast rate wakes nobody for each packet.
-const LEAST_REST: Duration = Duration::from_millis(1);
+/// How far ahead of the rate streams are read: less than [`HELD_UP`], so that streams which are read again leave room for datagrams.
+const STREAMS_AHEAD: Duration = Duration::from_millis(500);
+
+/// How much of the rate one forward takes at once, in time: two of them beyond [`STREAMS_AHEAD`] are still within [`HELD_UP`].
+const AT_ONCE: Duration = Duration::from_millis(125);
+
+/// The least time that streams rest: all forwards of a peer are looked at again at its end. [`STREAMS_AHEAD`] pays for it.
+const LEAST_REST: Duration = Duration::from_millis(25);
 
 /// Refuses what comes faster than a tenth above the rate that the peer was told, over all workers.
 ///
@@ -55,9 +61,16 @@ impl Policer {
     #[must_use]
     pub fn rests_until(&self, now: Instant) -> Option<Instant> {
         self.rate()?;
-        let most = self.since_epoch(now) + HELD_UP.as_nanos() as u64;
+        let most = self.since_epoch(now) + STREAMS_AHEAD.as_nanos() as u64;
         let over = self.paid_until.load(Ordering::Relaxed).saturating_sub(most);
         (over > 0).then(|| now + Duration::from_nanos(over).max(LEAST_REST))
+    }
+
+    /// The number of bytes that may be taken at once of what can wait.
+    #[must_use]
+    pub fn at_once(&self) -> usize {
+        let bytes = |rate: u64| u128::from(rate) * AT_ONCE.as_nanos() / 1_000_000_000;
+        self.rate().map_or(usize::MAX, |rate| usize::try_from(bytes(rate)).unwrap_or(usize::MAX).max(1))
     }
 
     /// Charges bytes that were taken when nothing had to wait.
@@ -118,6 +131,7 @@ mod tests {
         clock.advance(Duration::from_secs(1));
         assert!((0..1_000).all(|_| policer.takes(1_000, clock.now())));
     }
+
     #[test]
     fn what_can_wait_waits_until_the_rest_of_the_rate_is_there() {
         let (policer, clock) = (Policer::default(), ManualClock::default());
@@ -127,7 +141,7 @@ mod tests {
         while clock.now() < begun + Duration::from_secs(10) {
             match policer.rests_until(clock.now()) {
                 Some(at) => {
-                    assert!(at > clock.now());
+                    assert!(at >= clock.now() + LEAST_REST);
                     clock.advance(at - clock.now());
                 }
                 None => {
@@ -136,8 +150,9 @@ mod tests {
                 }
             }
         }
-        // A second's worth at once; a datagram beside it finds nothing left.
-        assert!((12_000_000..12_300_000).contains(&taken), "{taken}");
+        // Half a second's worth at once; datagrams beside it find the other half.
+        assert!((11_450_000..11_650_000).contains(&taken), "{taken}");
+        assert!((0..400).all(|_| policer.takes(1_000, clock.now())));
         policer.charge(1_000_000, clock.now());
         assert!(!policer.takes(1, clock.now()));
     }

@@ -33,12 +33,21 @@ pub struct ClientAddresses {
 
 impl ClientAddresses {
     /// A client at `source` that connected to `destination`; `None` if these are of two families. What belongs to one host alone, zones
-    /// and flow labels, is left out, and IPv4 in the form of IPv6 is IPv4.
+    /// and flow labels, is left out. IPv4 in the form of IPv6 is IPv4 where both addresses are, and stays as it is beside one of IPv6.
     #[must_use]
     pub fn new(source: SocketAddr, destination: SocketAddr) -> Option<Self> {
-        let plain = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
-        let (source, destination) = (plain(source), plain(destination));
-        (source.is_ipv4() == destination.is_ipv4()).then_some(Self { source, destination })
+        let canonical = |address: SocketAddr| SocketAddr::new(address.ip().to_canonical(), address.port());
+        let plain = |address: SocketAddr| SocketAddr::new(address.ip(), address.port());
+        let both = [(canonical(source), canonical(destination)), (plain(source), plain(destination))];
+        let same = both.into_iter().find(|(source, destination)| source.is_ipv4() == destination.is_ipv4());
+        same.map(|(source, destination)| Self { source, destination })
+    }
+
+    /// Whether the client's address may be that of another host than the one that is told: services trust their own host.
+    #[must_use]
+    pub fn names_a_host(&self) -> bool {
+        let source = self.source.ip().to_canonical();
+        !(source.is_loopback() || source.is_unspecified() || source.is_multicast())
     }
 
     /// The address of the client.
@@ -128,7 +137,7 @@ fn version_1(bytes: &[u8]) -> Result<Option<Header>, ProxyError> {
             let address = |text, number| Some(SocketAddr::new(ip(text)?, port(number)?));
             let addresses = address(source, source_port).zip(address(destination, destination_port));
             let (source, destination) = addresses.ok_or(ProxyError::Malformed)?;
-            Some(ClientAddresses::new(source, destination).ok_or(ProxyError::Malformed)?)
+            ClientAddresses::new(source, destination)
         }
         Some(_) | None => return Err(ProxyError::Malformed),
     };
@@ -241,6 +250,11 @@ mod tests {
                 client("255.255.255.255:65535", "192.0.2.1:443"),
             ),
             (longest, client(ones, ones)),
+            ("PROXY TCP6 ::ffff:192.0.2.1 ::ffff:192.0.2.2 1 2\r\n", client("192.0.2.1:1", "192.0.2.2:2")),
+            (
+                "PROXY TCP6 ::ffff:192.0.2.1 2001:db8::1 1 2\r\n",
+                client("[::ffff:192.0.2.1]:1", "[2001:db8::1]:2"),
+            ),
             ("PROXY UNKNOWN\r\n", None),
             ("PROXY UNKNOWN ffff::1 anything at all\r\n", None),
         ] {
@@ -314,6 +328,16 @@ mod tests {
     fn mixed_families_are_no_client_and_mapped_addresses_are_ipv4() {
         assert_eq!(client("192.0.2.1:1", "[2001:db8::1]:2"), None);
         assert_eq!(client("[::ffff:192.0.2.1]:1", "192.0.2.2:2"), client("192.0.2.1:1", "192.0.2.2:2"));
+        // Both are addresses of IPv6, as NAT64 and sockets of both families have them.
+        for [from, to] in
+            [["[::ffff:192.0.2.1]:1", "[2001:db8::1]:2"], ["[2001:db8::1]:1", "[::ffff:192.0.2.1]:2"]]
+        {
+            let both = client(from, to);
+            assert!(both.is_some_and(|both| both.source() == from.parse().unwrap()), "{from}");
+            let mut bytes = Vec::new();
+            write(both, Transport::Stream, &mut bytes);
+            assert_eq!(stream(&bytes), Ok(Some(Header { client: both, length: IPV6_HEADER })), "{from}");
+        }
     }
 
     fn any_client() -> impl Strategy<Value = Option<ClientAddresses>> {

@@ -1,9 +1,9 @@
 //! What the operator types next, on both hosts. Commands stand on lines of their own, after four spaces.
 
-use std::{fmt::Write as _, net::SocketAddr, path::Path};
+use std::{collections::BTreeSet, fmt::Write as _, net::SocketAddr, path::Path};
 
 use anyhow::Context as _;
-use config::{Config, Protocol, Target, Upstream};
+use config::{Config, Protocol, Service, Target, Upstream};
 use gate::identity::{PublicKey, ShareLink};
 use ipnet::IpNet;
 
@@ -43,6 +43,25 @@ impl Steps<'_> {
         let endpoint = transport.advertise.clone().context("this exit has no address to advertise")?;
         let link = ShareLink { endpoint, key: self.key };
         let mut text = format!("\nIts link, for entries:\n    {link}\n\nNext:\n");
+        let mut number = 1;
+        // An exit for users alone has nothing for entries.
+        if !self.tunnel().is_empty() || self.granted().next().is_some() {
+            step(&mut text, 1, "on the entry, which prints its public key", &self.entry(&link));
+            let mut add = "culvert peer add NAME KEY".to_owned();
+            let first = self.tunnel().iter().filter_map(|address| neighbour(*address));
+            add += &first.map(|next| format!(" --allowed-ip {}", next.addr())).collect::<String>();
+            add += &self.granted().map(|service| format!(" --service {}", service.name)).collect::<String>();
+            step(&mut text, 2, "here, as the entry prints it", &format!("{add}{}", self.with_config()));
+            number = 3;
+        }
+        self.start(&mut text, &mut number);
+        self.forwarding(&mut text, number);
+        text += &self.ports();
+        Ok(text.trim_end().to_owned())
+    }
+
+    /// The command for an entry that has all of it.
+    fn entry(&self, link: &ShareLink) -> String {
         let mut entry = format!("culvert init --role entry --peer {link}");
         for (index, address) in self.tunnel().iter().enumerate() {
             // The plan refuses an exit's address without one.
@@ -53,30 +72,20 @@ impl Steps<'_> {
             };
         }
         entry += &self.behind();
-        for service in &self.config.services {
-            let (name, port) = (&service.name, local_port(&service.upstream));
-            for (option, other) in [("udp", Protocol::Tcp), ("tcp", Protocol::Udp)] {
-                if service.protocol != other {
-                    entry += &format!(" --{option} 127.0.0.1:{port}={name}");
-                }
+        let mut used = BTreeSet::new();
+        for service in self.granted() {
+            let options = [("udp", Protocol::Tcp), ("tcp", Protocol::Udp)];
+            let options = options.into_iter().filter(|(_, other)| service.protocol != *other);
+            let options: Vec<&str> = options.map(|(option, _)| option).collect();
+            let port = free_port(local_port(&service.upstream), |port| {
+                !options.iter().any(|option| used.contains(&(*option, port)))
+            });
+            for option in options {
+                used.insert((option, port));
+                entry += &format!(" --{option} 127.0.0.1:{port}={}", service.name);
             }
         }
-        step(&mut text, 1, "on the entry, which prints its public key", &entry);
-        let mut add = "culvert peer add NAME KEY".to_owned();
-        let first = self.tunnel().iter().filter_map(|address| neighbour(*address));
-        add += &first.map(|next| format!(" --allowed-ip {}", next.addr())).collect::<String>();
-        add += &self
-            .config
-            .services
-            .iter()
-            .map(|service| format!(" --service {}", service.name))
-            .collect::<String>();
-        step(&mut text, 2, "here, as the entry prints it", &format!("{add}{}", self.with_config()));
-        let mut number = 3;
-        self.start(&mut text, &mut number);
-        self.forwarding(&mut text, number);
-        text += &self.ports();
-        Ok(text.trim_end().to_owned())
+        entry
     }
 
     fn of_entry(&self) -> String {
@@ -104,6 +113,11 @@ impl Steps<'_> {
             step(&mut text, number, "to see that it works", &format!("ping {exit}"));
         }
         text.trim_end().to_owned()
+    }
+
+    /// The services that an entry may use; others are for users.
+    fn granted(&self) -> impl Iterator<Item = &Service> {
+        self.config.services.iter().filter(|service| !service.is_any())
     }
 
     fn tunnel(&self) -> &[IpNet] {
@@ -172,10 +186,16 @@ fn step(text: &mut String, number: u8, place: &str, command: &str) {
     writeln!(text, "{number}. {place}:\n    {command}").ok();
 }
 
+/// Below it only root may listen.
+const FREE: u16 = 1024;
+
+/// The first port from `wanted` on for which `is_free` is true.
+fn free_port(wanted: u16, is_free: impl Fn(u16) -> bool) -> u16 {
+    (wanted..=u16::MAX).chain(FREE..wanted).find(|port| is_free(*port)).unwrap_or(wanted)
+}
+
 /// A port for the entry's side of a service: the service's own where everybody may open it.
 fn local_port(upstream: &Upstream) -> u16 {
-    /// Below it only root may listen.
-    const FREE: u16 = 1024;
     let port = upstream.targets().find_map(|target| match target {
         Target::Address(address) => Some(address.port()),
         Target::Name(name) => Some(name.port),

@@ -57,6 +57,18 @@ fn told(line: &str, facts: &Facts) -> String {
         .unwrap()
 }
 
+impl Init {
+    /// What is wrong with the options; `None` if they make a configuration.
+    pub(in crate::cli) fn refusal(&self) -> Option<String> {
+        let plan = match Plan::new(self, &facts()) {
+            Ok(plan) => plan,
+            Err(error) => return Some(error.to_string()),
+        };
+        let text = template::render(&plan);
+        Config::parse(&text, Path::new("/etc/culvert")).err().map(|problems| format!("{problems}\n{text}"))
+    }
+}
+
 #[test]
 fn every_combination_of_options_makes_a_configuration() {
     let entry = format!("--role entry --peer {}", link());
@@ -359,4 +371,29 @@ fn a_prefix_that_the_host_uses_already_is_told() {
     assert_eq!(clashes(&entry, "10.1.2.0/24", "eth0").len(), 1);
     let all = format!("--role entry --tun --allowed-ip 0.0.0.0/0 --peer {}", link());
     assert!(clashes(&all, "10.1.2.0/24", "eth0").is_empty(), "what is longer than a default route stays");
+}
+
+#[test]
+fn the_command_for_an_entry_has_each_local_port_once_and_nothing_that_is_for_users() {
+    let exit = "--role exit --service a=127.0.0.1:80 --service b=10.0.0.5:80 --service c=unix:/run/c/tcp --service d=unix:/run/d/tcp \
+                --service e=127.0.0.1:65535/udp --service f=10.0.0.5:65535/udp --service g=10.0.0.5:65535/tcp --service lan=any";
+    let text = told(exit, &facts());
+    let entry = text.lines().find_map(|line| line.strip_prefix("    culvert init ")).unwrap();
+    assert_eq!(options(entry).refusal(), None, "{entry}");
+    let config = config(entry);
+    for (forwards, services) in [(&config.udp, "abef"), (&config.tcp, "abcdg")] {
+        let names: String = forwards.iter().map(|forward| &*forward.service).collect();
+        let ports: std::collections::BTreeSet<u16> =
+            forwards.iter().map(|forward| forward.listen.port()).collect();
+        assert_eq!((&*names, ports.len()), (services, services.len()), "{entry}");
+    }
+    assert!(entry.contains(" --udp 127.0.0.1:10080=a --tcp 127.0.0.1:10080=a "), "{entry}");
+    assert!(entry.contains(" --udp 127.0.0.1:10081=b --tcp 127.0.0.1:10081=b "), "{entry}");
+    assert!(
+        text.lines().any(|line| line.contains("culvert peer add ") && line.ends_with(" --service g")),
+        "{text}"
+    );
+    // An exit for users alone has nothing for an entry.
+    let users = told("--role exit --service lan=any", &facts());
+    assert!(!users.contains("culvert init") && !users.contains("culvert peer add"), "{users}");
 }

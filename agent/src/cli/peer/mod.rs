@@ -306,7 +306,7 @@ fn add_offline(file: &Path, new: &NewPeer) -> Result<Config, Failure> {
     state::check(&config, &identity.public_keys(), &config.peers, new)
         .map_err(|problems| Failure::Input(problems.to_string()))?;
     edit.add(new)?;
-    edit.commit()?;
+    super::commit(edit)?;
     Ok(config)
 }
 
@@ -327,7 +327,7 @@ fn change_offline(
     }
     let (edit, config, _) = edited?;
     outcome.map_err(|error| Failure::Input(error.to_string()))?;
-    edit.commit()?;
+    super::commit(edit)?;
     Ok(config)
 }
 
@@ -353,7 +353,7 @@ fn remove_offline(file: &Path, name: &str) -> Result<(Option<String>, Config), F
     if !named {
         edit.forget(name)?;
     }
-    edit.commit()?;
+    super::commit(edit)?;
     let as_guest = (config.access.mode == AccessMode::Open).then_some(AS_GUEST.to_owned());
     Ok((control_socket::joined([named.then(|| control_socket::still_named(name)), as_guest]), config))
 }

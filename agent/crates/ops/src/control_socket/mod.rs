@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use crate::reload_error::ReloadError;
+use crate::{reload_error::ReloadError, state_file};
 
 pub mod client;
 mod listener;
@@ -216,7 +216,7 @@ impl RequestHandler {
         edit.add(new).map_err(failed)?;
         self.peers.add(peer).map_err(failed)?;
         tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
-        edit.commit().map_err(|error| {
+        state_file::commit(edit).map_err(|error| {
             tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
             failed(format!("the peer is let in, but not kept: a restart or a reload ends that: {error}"))
         })?;
@@ -245,7 +245,7 @@ impl RequestHandler {
         let named = config.forwards_to(name);
         let kept = self.edit().and_then(|mut edit| {
             let found = edit.remove(name, named)?;
-            if found { edit.commit().map(|()| true) } else { Ok(false) }
+            if found { state_file::commit(edit).map(|()| true) } else { Ok(false) }
         });
         match (known, kept) {
             (None, Ok(false)) => {

@@ -11,7 +11,7 @@ use config::{
 use engine::{origin::PeerOrigin, registry::Listed};
 
 use super::{RequestHandler, failed, protocol::Answer, wrong};
-use crate::control_socket::protocol::ShownChange;
+use crate::{control_socket::protocol::ShownChange, state_file};
 
 /// Why a peer of a file is not changed here.
 #[must_use]
@@ -100,7 +100,7 @@ impl RequestHandler {
         let table = edit.table(name).unwrap_or_default();
         let new = state::check_table(&config, &[self.own_key], &others, table).map_err(wrong)?;
         self.peers.change(new.clone(), true).map_err(failed)?;
-        edit.commit().map_err(failed)?;
+        state_file::commit(edit).map_err(failed)?;
         let changes: Vec<Change> = self.peers.change(new.clone(), false).map_err(|error| {
             failed(format!("the change is in the state file, and not in effect before a reload: {error}"))
         })?;

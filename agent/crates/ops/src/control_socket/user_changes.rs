@@ -8,7 +8,7 @@ use config::{
 use serde::{Deserialize, Serialize};
 
 use super::{RequestHandler, failed, protocol::Answer, wrong};
-use crate::control_socket::protocol::ShownChange;
+use crate::{control_socket::protocol::ShownChange, state_file};
 
 /// A user in the answer to a request for the list of users.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -77,7 +77,7 @@ impl RequestHandler {
         let changes = self.peers.change_users(users, false).map_err(failed)?;
         let kept = self.edit().and_then(|mut edit| {
             let found = edit.remove_user(name)?;
-            if found { edit.commit().map(|()| true) } else { Ok(false) }
+            if found { state_file::commit(edit).map(|()| true) } else { Ok(false) }
         });
         match kept {
             Ok(found) if found || known => {
@@ -113,7 +113,7 @@ impl RequestHandler {
         change(&mut edit).map_err(refused)?;
         let users = state::users(&config, edit.text()).map_err(wrong)?;
         self.peers.change_users(users.clone(), true).map_err(failed)?;
-        edit.commit().map_err(failed)?;
+        state_file::commit(edit).map_err(failed)?;
         let changes = self.peers.change_users(users, false).map_err(|error| {
             failed(format!("the change is in the state file, and not in effect before a reload: {error}"))
         })?;

@@ -227,3 +227,110 @@ fn ten_thousand_connections_without_a_header_are_bounded_and_others_go_on() {
     assert!(silent.iter_mut().all(|client| is_reset(&mut **client)));
     assert_eq!(pair.world.metric(pair.entry, "culvert_tcp_streams"), 1);
 }
+
+#[test]
+fn connections_from_elsewhere_push_out_no_awaited_header() {
+    let mut pair = pair_with(9250, ACCEPT, "");
+    let mut listener = pair.services.tcp_listen(UPSTREAM);
+    let mut balancers = Vec::new();
+    while balancers.len() < 1_024 {
+        balancers.extend((0..16).map(|_| pair.clients.tcp(INGRESS)));
+        pair.world.run(Duration::from_millis(1));
+    }
+    let mut elsewhere = pair.world.host(&["192.0.2.77".parse::<IpAddr>().unwrap()]);
+    let _others = Vec::from_iter((0..50).map(|_| elsewhere.tcp(INGRESS)));
+    pair.world.run(SECOND);
+    assert_eq!([refused(&mut pair, "proxy_source"), refused(&mut pair, "proxy_timeout")], [50, 0]);
+    balancers[0].write(b"PROXY UNKNOWN\r\nhello").unwrap();
+    let (_service, bytes) = served(&mut pair, &mut *listener).unwrap();
+    assert_eq!(bytes, b"hello", "the oldest is awaited as before");
+}
+
+/// A pair whose entry expects headers and forwards so many connections.
+fn limited(seed: u64, streams: u32) -> Pair {
+    let mut pair = pair_with(seed, ACCEPT, "");
+    let toml = format!("{}\n[limits]\ntcp_streams_per_peer = {streams}\n", pair.entry_toml);
+    pair.world.reload(pair.entry, &toml).unwrap();
+    pair
+}
+
+#[test]
+fn connections_beyond_the_ceiling_wait_in_the_backlog_of_a_port_that_expects_headers() {
+    let mut pair = limited(9260, 4);
+    let mut listener = pair.services.tcp_listen(UPSTREAM);
+    // All of them connect before the first header comes.
+    let mut balancers = Vec::from_iter((0..6).map(|_| pair.clients.tcp(INGRESS)));
+    pair.world.run(Duration::from_millis(200));
+    for balancer in &mut balancers {
+        balancer.write(b"PROXY UNKNOWN\r\nhello").unwrap();
+    }
+    let mut services = Vec::new();
+    let mut accept = |pair: &mut Pair, services: &mut Vec<_>| {
+        pair.world.run(SECOND);
+        let token = pair.services.token();
+        while let Ok((stream, _)) = listener.accept(token) {
+            services.push(stream);
+        }
+    };
+    accept(&mut pair, &mut services);
+    assert_eq!((services.len(), refused(&mut pair, "limit")), (4, 0), "two wait");
+    // One ends before its header, beside one forward that ends: both leave room.
+    drop(balancers.remove(0));
+    services.remove(0).shutdown_write().unwrap();
+    accept(&mut pair, &mut services);
+    assert_eq!((services.len(), refused(&mut pair, "limit")), (4, 0), "one waits");
+    drop(balancers.remove(0));
+    services.remove(0).shutdown_write().unwrap();
+    accept(&mut pair, &mut services);
+    assert_eq!((services.len(), refused(&mut pair, "limit")), (4, 0), "nobody waits");
+    for service in &mut services {
+        assert_eq!(read(&mut **service), b"hello");
+    }
+}
+
+#[test]
+fn a_header_that_does_not_come_leaves_its_room_to_who_waits() {
+    let mut pair = limited(9270, 1);
+    let mut listener = pair.services.tcp_listen(UPSTREAM);
+    let mut silent = pair.clients.tcp(INGRESS);
+    pair.world.run(3 * SECOND);
+    let mut waits = pair.clients.tcp(INGRESS);
+    waits.write(b"PROXY UNKNOWN\r\nhello").unwrap();
+    pair.world.run(SECOND);
+    assert!(listener.accept(pair.services.token()).is_err(), "the silent one has the room");
+    // 5 s after the silent one came.
+    pair.world.run(SECOND);
+    let (_service, bytes) = served(&mut pair, &mut *listener).unwrap();
+    assert_eq!(bytes, b"hello");
+    assert!(is_reset(&mut *silent));
+    assert_eq!([refused(&mut pair, "proxy_timeout"), refused(&mut pair, "limit")], [1, 0]);
+}
+
+#[test]
+fn a_client_that_would_be_the_service_s_own_host_is_not_told() {
+    let mut pair = pair_with(9280, ACCEPT, "proxy_protocol = \"v2\"");
+    let mut listener = pair.services.tcp_listen(UPSTREAM);
+    for (source, destination, told) in [
+        ("127.0.0.1", "203.0.113.1", false),
+        ("0.0.0.0", "203.0.113.1", false),
+        ("224.0.0.1", "203.0.113.1", false),
+        ("::1", "2001:db8::1", false),
+        ("::ffff:127.0.0.1", "2001:db8::1", false),
+        ("ff02::1", "2001:db8::1", false),
+        ("10.0.0.1", "203.0.113.1", true),
+        ("2001:db8::7", "2001:db8::1", true),
+    ] {
+        let mut balancer = pair.clients.tcp(INGRESS);
+        let family = if source.contains(':') { 6 } else { 4 };
+        balancer.write(format!("PROXY TCP{family} {source} {destination} 7 443\r\n").as_bytes()).unwrap();
+        let (_service, bytes) = served(&mut pair, &mut *listener).unwrap();
+        let Ok(Some(Header { client, .. })) = proxy::read(&bytes, Transport::Stream) else {
+            panic!("{source}: {bytes:?}")
+        };
+        assert_eq!(
+            client.map(|client| client.source().ip()),
+            told.then(|| source.parse().unwrap()),
+            "{source}"
+        );
+    }
+}

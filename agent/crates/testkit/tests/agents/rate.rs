@@ -375,6 +375,61 @@ fn the_streams_of_a_peer_that_ignores_what_it_was_told_wait() {
 }
 
 #[test]
+fn forwards_that_have_nothing_to_read_are_not_served_while_their_peer_is_over_its_rate() {
+    let mut pair = Pair::with_workers(926, (1, 1), "", "rate_receive = \"2Mbit\"");
+    pair.wait_for_lanes(1);
+    ignore_what_was_told(&mut pair);
+    let mut idle = Vec::from_iter((0..40).map(|_| ForwardLoad::open(&mut pair)));
+    let mut busy = ForwardLoad::open(&mut pair);
+    let served = |pair: &mut Pair| pair.world.agent(pair.exit).workers[0].forwards_served();
+    let mut begun = (0, 0);
+    for ms in 0..3_000 {
+        busy.pump();
+        if ms % 100 == 0 {
+            // What the idle ones have to say is a reply, which no rate holds up here.
+            idle.iter_mut().for_each(|one| assert!(one.service.write(&[1]).is_ok()));
+        }
+        pair.world.run(MS);
+        if ms == 1_000 {
+            begun = (served(&mut pair), busy.received);
+        }
+    }
+    // 40 times what the 40 have said, in 2 s; the peer's rest ends 40 times a second at most.
+    let count = served(&mut pair) - begun.0;
+    assert!(busy.received > begun.1 + 400_000, "{} bytes", busy.received - begun.1);
+    assert!(count < 4_000, "forwards were served {count} times in 2 s");
+    pair.assert_balanced();
+}
+
+#[test]
+fn a_reader_that_goes_on_leaves_room_for_the_datagrams_of_a_peer_that_keeps_to_the_rate() {
+    for (seed, workers) in [(927, (1, 1)), (928, (2, 2))] {
+        let mut pair = Pair::with_workers(seed, workers, "", "rate_receive = \"1Mbit\"");
+        pair.wait_for_lanes(1);
+        let mut forwards = Vec::from_iter((0..3).map(|_| ForwardLoad::open(&mut pair)));
+        let mut sender = pair.client(8000);
+        let mut arrived = 0;
+        // The readers stop for a while, twice, and the windows fill within the rate.
+        for ms in 0..24_000_u32 {
+            for forward in &mut forwards {
+                while forward.client.write(&[0; 4096]).is_ok() {}
+                let mut buffer = vec![0; 64 * 1024];
+                while ms / 6_000 % 2 == 1 && forward.service.read(&mut buffer).is_ok_and(|count| count > 0) {}
+            }
+            if ms % 20 == 0 {
+                sender.send(INGRESS, &numbered(ms));
+            }
+            pair.world.run(MS);
+            arrived += pair.echo.receive().len();
+        }
+        pair.world.run(100 * MS);
+        arrived += pair.echo.receive().len();
+        assert_eq!((over_rate(&mut pair), arrived), (0, 1_200), "seed {seed}");
+        pair.assert_balanced();
+    }
+}
+
+#[test]
 fn payloads_that_are_numbered_for_repair_count_too() {
     let repair = "repair = { mode = \"retransmit\", max_overhead = 1.0 }";
     let mut tunnel = Tunnel::with_ends(

@@ -178,3 +178,56 @@ fn a_name_with_thousands_of_addresses_costs_no_more_than_one_with_a_few() {
     assert_eq!(count(&mut pair, "culvert_tcp_refused_total{reason=\"no_route\"}"), 1);
     assert_eq!(count(&mut pair, "culvert_tcp_streams"), 0);
 }
+
+#[test]
+fn an_answer_of_refused_addresses_alone_leaves_the_known_ones_and_flows_follow_the_next() {
+    let mut pair = pair_with(9150, "\"db.example:7\"", &[SERVICE]);
+    let second = SocketAddr::new(SERVICE_2, 7);
+    let mut listener = pair.services.tcp_listen(UPSTREAM);
+    let mut moved = pair.services.udp(second, None);
+    let mut client = pair.client(1000);
+    client.send(INGRESS, &numbered(0));
+    pair.run_served(Duration::from_millis(50));
+    assert_eq!(client.receive().len(), 1);
+    // Nothing of this can be used; the log says so, and what was known stays.
+    pair.world.fabric.add_name("db.example", &[IpAddr::V4(std::net::Ipv4Addr::LOCALHOST)]);
+    let log = Log::default();
+    log.record(|| pair.run_served(Duration::from_secs(35)));
+    let text = log.text();
+    assert!(text.contains("an address of a service's name is not used"), "{text}");
+    assert!(count(&mut pair, "culvert_upstream_lookups_total{result=\"refused\"}") > 0);
+    assert!(reaches(&mut pair, &mut *listener));
+    // A flow that goes on all the time follows the next good answer.
+    pair.world.fabric.add_name("db.example", &[SERVICE_2]);
+    let mut arrived = 0;
+    for number in 0..700 {
+        client.send(INGRESS, &numbered(number));
+        pair.run_served(Duration::from_millis(50));
+        arrived += moved.receive().len();
+    }
+    assert!(arrived > 20, "{arrived} datagrams came to the new address");
+    pair.assert_balanced();
+}
+
+#[test]
+fn flows_follow_a_name_that_had_no_address_for_datagrams_in_between() {
+    // At the exit's own port of QUIC, an address of its host is good for TCP alone.
+    let mut pair = pair_with(9160, "\"db.example:4433\"", &[SERVICE]);
+    let [first, second] = [SERVICE, SERVICE_2].map(|ip| SocketAddr::new(ip, 4433));
+    let [mut stayed, mut moved] = [first, second].map(|address| pair.services.udp(address, None));
+    let mut client = pair.client(1000);
+    let mut run = |pair: &mut Pair, times: u32| {
+        for number in 0..times {
+            client.send(INGRESS, &numbered(number));
+            pair.run_served(Duration::from_millis(50));
+        }
+        [stayed.receive().len(), moved.receive().len()]
+    };
+    assert_eq!(run(&mut pair, 10), [10, 0]);
+    pair.world.fabric.add_name("db.example", &[EXIT]);
+    run(&mut pair, 700);
+    pair.world.fabric.add_name("db.example", &[SERVICE_2]);
+    run(&mut pair, 700);
+    assert_eq!(run(&mut pair, 10), [0, 10]);
+    pair.assert_balanced();
+}

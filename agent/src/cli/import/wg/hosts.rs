@@ -65,14 +65,12 @@ fn of_dialler(plan: &Plan, peer: &Peer, names: &Names<'_>, option: &str) -> Stri
         .zip(plan.advertise.as_ref())
         .and_then(|(key, advertise)| Some(ShareLink { endpoint: advertise.parse().ok()?, key }.to_string()));
     let link = link.unwrap_or_else(|| "LINK".to_owned());
-    let mut init = format!("culvert init --role entry --peer {link}{}", own_addresses(peer));
+    let mut init = format!("culvert init --role entry --peer {link}{}", tunnel(&peer.addresses));
     // A link of one address leads nowhere by itself.
-    let alone = |net: &&IpNet| net.prefix_len() == net.max_prefix_len();
     let ours: Vec<IpNet> = plan.addresses.iter().map(|net| IpNet::from(net.addr())).collect();
-    if peer.addresses.iter().any(|net| alone(&net)) {
-        init += &list("allowed-ip", &ours);
-    }
-    init += &list("network", &peer.networks);
+    let led = if peer.addresses.iter().any(is_alone) { &ours[..] } else { &[] };
+    init += &list("allowed-ip", led);
+    init += &list("network", &behind(peer, [&peer.addresses, led]));
     let mut text = String::new();
     let mut steps = vec![("on its host, which prints its key", init)];
     if let Some((file, _)) = &peer.preshared {
@@ -93,14 +91,18 @@ fn of_dialler(plan: &Plan, peer: &Peer, names: &Names<'_>, option: &str) -> Stri
 fn of_listener(plan: &Plan, peer: &Peer, endpoint: &str, names: &Names<'_>, option: &str) -> String {
     // The first address of the link is what a server usually has.
     let first = plan.addresses.iter().filter_map(|own| neighbour(*own));
-    let first: String = first.map(|net| format!(" --tun {net}")).collect();
-    let usual = peer.addresses.is_empty() && !first.is_empty();
-    let addresses = if usual { first } else { own_addresses(peer) };
+    let addresses: Vec<IpNet> = match &peer.addresses[..] {
+        [] => first.collect(),
+        own => own.iter().copied().map(with_room).collect(),
+    };
     let port = port_of(endpoint).unwrap_or(4433);
+    let any = if endpoint.starts_with('[') { "[::]" } else { "0.0.0.0" };
     let init = format!(
-        "culvert init --role exit{addresses} --listen 0.0.0.0:{port} --advertise {}{}",
+        "culvert init --role exit{} --listen {} --advertise {}{}",
+        tunnel(&addresses),
+        shell_word(&format!("{any}:{port}")),
         shell_word(endpoint),
-        list("network", &peer.networks)
+        list("network", &behind(peer, [&addresses, &[]]))
     );
     let key = names.key.map_or_else(|| "KEY".to_owned(), |key| key.to_string());
     let ours: Vec<IpNet> = plan.addresses.iter().map(|net| IpNet::from(net.addr())).collect();
@@ -120,11 +122,32 @@ fn of_listener(plan: &Plan, peer: &Peer, endpoint: &str, names: &Names<'_>, opti
     text
 }
 
-fn own_addresses(peer: &Peer) -> String {
-    if peer.addresses.is_empty() {
+fn tunnel(addresses: &[IpNet]) -> String {
+    if addresses.is_empty() {
         return " --tun ADDRESS/LENGTH".to_owned();
     }
-    list("tun", &peer.addresses)
+    list("tun", addresses)
+}
+
+fn is_alone(net: &IpNet) -> bool {
+    net.prefix_len() == net.max_prefix_len()
+}
+
+/// The address of an exit, whose prefix has to have room for its entries.
+fn with_room(address: IpNet) -> IpNet {
+    let length = if address.addr().is_ipv4() { 24 } else { 64 };
+    let widened = is_alone(&address).then(|| IpNet::new(address.addr(), length));
+    widened.and_then(Result::ok).unwrap_or(address)
+}
+
+/// The networks of a peer that its `culvert init` takes as networks behind it: those that meet nothing of the tunnel. The others are led
+/// to it nevertheless.
+fn behind(peer: &Peer, tunnel: [&[IpNet]; 2]) -> Vec<IpNet> {
+    let meets = |network: &IpNet| {
+        let mut others = tunnel.into_iter().flatten();
+        others.any(|other| network.contains(&other.trunc()) || other.contains(network))
+    };
+    peer.networks.iter().filter(|network| !meets(network)).copied().collect()
 }
 
 fn copy(file: &Path) -> String {

@@ -6,7 +6,7 @@ use clap::Parser as _;
 use config::Config;
 
 use super::{file::WireGuard, hosts::Names, plan::Plan, *};
-use crate::cli::Cli;
+use crate::cli::{Cli, Command};
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
 
@@ -66,14 +66,17 @@ fn told(plan: &Plan, out: &Path) -> String {
     hosts::commands(plan, &names)
 }
 
-/// Checks that each line for a shell is a command line of culvert.
+/// Checks that each line for a shell is a command line of culvert, and that each `culvert init` makes a configuration.
 #[track_caller]
 fn are_commands(told: &str) {
     for line in told.lines().filter_map(|line| line.strip_prefix("    culvert ")) {
-        let line = line.replace(" KEY", &format!(" {KEY}"));
+        let line = line.replace(" KEY", &format!(" {KEY}")).replace("ADDRESS/LENGTH", "10.255.0.1/24");
+        let line = line.replace('\'', "");
         let words = ["culvert"].into_iter().chain(line.split(' '));
-        if let Err(error) = Cli::try_parse_from(words) {
-            panic!("{line}: {error}");
+        match Cli::try_parse_from(words) {
+            Ok(Cli { command: Command::Init(init) }) => assert_eq!(init.refusal(), None, "{line}"),
+            Ok(_) => {}
+            Err(error) => panic!("{line}: {error}"),
         }
     }
 }
@@ -170,4 +173,38 @@ fn what_is_wrong_is_named_with_its_line() {
         let error = WireGuard::parse(text).unwrap_err().to_string();
         assert!(error.starts_with(wrong) && error.contains("(remedy: "), "{text:?}: {error}");
     }
+}
+
+#[test]
+fn what_the_commands_say_of_networks_and_addresses_is_taken_by_init() {
+    let of = |address: &str, port: &str, peer: &str| {
+        let text = format!("[Interface]\nAddress = {address}\n{port}[Peer]\n{peer}\n");
+        let told = told(&plan(&text, None), Path::new("/etc/culvert/agent.toml"));
+        are_commands(&told);
+        told
+    };
+    let dials = |ips: &str| format!("AllowedIPs = {ips}\nEndpoint = vpn.example.net:51820");
+    // The other end, with its one address, has room for this one.
+    let told = of("10.0.0.2/32", "", &dials("10.0.0.1/32, 10.0.0.128/25, 10.1.0.0/16"));
+    assert!(told.contains("init --role exit --tun 10.0.0.1/24 --listen 0.0.0.0:51820"), "{told}");
+    assert!(told.contains("vpn.example.net:51820 --network 10.1.0.0/16\n"), "{told}");
+    assert!(told.contains(" LINK --allowed-ip 10.0.0.1/32 --allowed-ip 10.0.0.128/25"), "{told}");
+    let told = of("fd09::2/128", "", &dials("fd09::1/128"));
+    assert!(told.contains("init --role exit --tun fd09::1/64 "), "{told}");
+    // A network around the link is led to the peer, and not behind it alone.
+    let told = of("10.8.0.2/24", "", &dials("10.0.0.0/8, 192.168.0.0/16"));
+    assert!(told.contains(" --network 192.168.0.0/16\n") && !told.contains("--network 10."), "{told}");
+    assert!(told.contains("--allowed-ip 10.0.0.0/8"), "{told}");
+    // A second address of the peer in the link.
+    for port in ["ListenPort = 51820\n", ""] {
+        let told = of("10.9.0.1/24", port, &dials("10.9.0.2/32, 10.9.0.3/32, 10.3.0.0/16"));
+        assert!(told.contains(" --network 10.3.0.0/16\n") && !told.contains("--network 10.9."), "{told}");
+        assert!(told.contains("--allowed-ip 10.9.0.3/32"), "{told}");
+    }
+    // What is around the address of this host, which is alone.
+    let told = of("10.9.0.1/32", "ListenPort = 4\n", "AllowedIPs = 10.77.0.2/32, 10.9.0.0/16");
+    assert!(told.contains(" --allowed-ip 10.9.0.1/32\n"), "{told}");
+    // It listens where it is found.
+    let told = of("10.9.0.2/24", "", "AllowedIPs = 10.9.0.1/32\nEndpoint = [2001:db8::1]:51820");
+    assert!(told.contains(" --listen '[::]:51820' --advertise '[2001:db8::1]:51820'\n"), "{told}");
 }

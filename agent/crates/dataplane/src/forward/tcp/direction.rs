@@ -10,7 +10,7 @@ use crate::forward::{
     blocks::WORTH_A_BLOCK,
     tcp::{
         Order, Scratch, TcpForward,
-        stream::{self, Broken, gather, rest, write_parts},
+        stream::{self, Broken, Next, gather, rest, write_parts},
     },
 };
 
@@ -42,6 +42,8 @@ pub(super) struct Direction {
     stopped: bool,
     /// Whether TCP reports its next byte, or its end, because everything was read.
     waits_for_tcp: bool,
+    /// Whether bytes of the stream wait because the peer has sent more than it may.
+    rests: bool,
 }
 
 impl Direction {
@@ -98,6 +100,11 @@ impl Direction {
     /// Whether TCP reports its next byte, or its end.
     pub(super) fn waits_for_tcp(&self) -> bool {
         self.waits_for_tcp
+    }
+
+    /// Whether bytes of the stream wait because the peer has sent more than it may.
+    pub(super) fn rests(&self) -> bool {
+        self.rests && !self.closed
     }
 
     /// Whether the peer has stopped its stream since the last call.
@@ -246,7 +253,8 @@ impl TcpForward {
         let stream = self.stream;
         let Some((tcp, _)) = self.tcp.as_mut() else { return Ok(false) };
         let inward = &mut self.inward;
-        let mut moved = 0;
+        inward.rests = false;
+        let (mut moved, mut left) = (0, scratch.takes);
         while !inward.closed {
             if inward.piece.has_remaining() {
                 match tcp.write(&inward.piece) {
@@ -268,11 +276,20 @@ impl TcpForward {
                 return tcp.shutdown_write().map(|()| false).map_err(|_| Broken::Tcp { ended: true });
             } else if moved >= BUDGET {
                 return Ok(true);
-            } else if !scratch.takes_streams {
-                return if stream::was_reset(quinn, stream) { Err(Broken::Stream) } else { Ok(false) };
+            } else if scratch.takes == 0 {
+                match stream::next(quinn, stream)? {
+                    Next::End => inward.ended = true,
+                    next @ (Next::Bytes | Next::Nothing) => {
+                        inward.rests = next == Next::Bytes;
+                        return Ok(false);
+                    }
+                }
+            } else if left == 0 {
+                return Ok(true);
             } else {
                 let parts = &mut scratch.parts;
-                let gathered = gather(quinn, stream, parts, scratch.piece)?;
+                let gathered = gather(quinn, stream, parts, scratch.piece.min(left))?;
+                left -= gathered.bytes;
                 inward.offset += gathered.bytes as u64;
                 let written = write_parts(&mut **tcp, parts, gathered.bytes);
                 let written =

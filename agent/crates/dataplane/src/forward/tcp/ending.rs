@@ -158,7 +158,8 @@ impl TcpForward {
             }
             Some(Ending::Theirs { bytes, until, unsent, look }) => {
                 let left = self.tcp.as_ref().map_or(0, |(tcp, _)| tcp.unacknowledged().unwrap_or(0));
-                if moved.1 != before.1 || left < *unsent {
+                // That it rests is our own doing.
+                if moved.1 != before.1 || left < *unsent || self.inward.rests() {
                     *until = now + LAST_BYTES_TIMEOUT;
                 }
                 let has_all =

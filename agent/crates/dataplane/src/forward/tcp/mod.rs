@@ -245,6 +245,12 @@ impl TcpForward {
         self.tcp.take_if(|_| is_told).map(|(_, token)| token)
     }
 
+    /// Whether bytes of its stream wait because the peer has sent more than it may, as of the last call of [`TcpForward::pump`].
+    #[must_use]
+    pub fn rests(&self) -> bool {
+        self.inward.rests()
+    }
+
     /// The time at which [`TcpForward::pump`] is to be called although nothing happens; `crowded` if readers that stop are in the way of
     /// others.
     #[must_use]

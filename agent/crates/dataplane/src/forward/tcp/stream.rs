@@ -23,8 +23,8 @@ pub const RESET: VarInt = VarInt::from_u32(1);
 pub struct Scratch {
     /// The number of bytes that a forward may take at once and then hold; [`PIECE`] at most.
     pub piece: usize,
-    /// Whether streams are read now: the peer has not sent more than it may.
-    pub takes_streams: bool,
+    /// The number of bytes that a forward may take from its stream each time it is served; 0: the peer has sent more than it may.
+    pub takes: usize,
     /// What TCP is read into.
     pub blocks: Blocks,
     /// Parts of a stream on their way to TCP.
@@ -35,7 +35,7 @@ impl Default for Scratch {
     fn default() -> Self {
         Self {
             piece: PIECE,
-            takes_streams: true,
+            takes: usize::MAX,
             blocks: Blocks::default(),
             parts: Vec::with_capacity(MOST_PARTS),
         }
@@ -142,6 +142,27 @@ pub(super) fn rest(parts: &mut Vec<Bytes>, written: usize, bytes: usize) -> Byte
 /// Whether the peer has reset a stream of which not everything is read.
 pub(super) fn was_reset(quinn: &mut Connection, stream: StreamId) -> bool {
     matches!(quinn.recv_stream(stream).received_reset(), Ok(Some(_)))
+}
+
+/// What is next on a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Next {
+    Bytes,
+    /// Nothing has come yet.
+    Nothing,
+    End,
+}
+
+/// What is next on a stream, of which no byte is read; an end is.
+pub(super) fn next(quinn: &mut Connection, stream: StreamId) -> Result<Next, Broken> {
+    let mut stream = quinn.recv_stream(stream);
+    let mut chunks = stream.read(true).map_err(|_| Broken::Stream)?;
+    match chunks.next(0) {
+        Ok(Some(_)) => Ok(Next::Bytes),
+        Ok(None) => Ok(Next::End),
+        Err(ReadError::Blocked) => Ok(Next::Nothing),
+        Err(ReadError::Reset(_)) => Err(Broken::Stream),
+    }
 }
 
 /// Whether the peer wants no more of a stream.

@@ -123,12 +123,18 @@ impl Context {
         let problem = refused.into_iter().reduce(|all, one| format!("{all}; {one}"));
         self.stats.totals.lookups[if problem.is_some() { NameLookup::Refused } else { NameLookup::Found }] +=
             1;
+        let nothing_usable = usable == Addresses::default();
         if let Some(problem) = &problem {
             throttled!(
                 warn, self.logs.name_refused.allow(now), { upstream = %name, problem },
                 "an address of a service's name is not used (remedy: correct the name's records; if this host is meant, write the \
                  address itself)"
             );
+        }
+        if let Some(problem) = problem.as_ref().filter(|_| nothing_usable) {
+            // As when the name is not found, its last addresses stay.
+            self.sockets.factory.upstreams.not_found(&name, problem.clone());
+            return;
         }
         if let Some([from, to]) = self.sockets.factory.upstreams.found(&name, usable, problem) {
             let [from, to] = [from, to].map(|address| address.map(tracing::field::display));
@@ -162,7 +168,9 @@ impl Context {
         let pairs = self.names.udp.iter().zip(&udp).enumerate();
         let moved = pairs.filter(|(_, (old, new))| old.is_some() && new.is_some() && old != new);
         let moved = moved.map(|(index, _)| index).collect();
-        self.names.udp = udp;
+        // A service without an address for now has moved if it gets another one later.
+        let olds = self.names.udp.iter().copied().chain(std::iter::repeat(None));
+        self.names.udp = udp.into_iter().zip(olds).map(|(new, old)| new.or(old)).collect();
         moved
     }
 

@@ -68,7 +68,12 @@ impl TcpForwards {
         let peer = cx.peers.get(id)?;
         peer.data.link.as_ref()?;
         peer.data.relay.services.of_tcp(&forward.service)?;
-        let is_full = cx.is_full() || peer.forwards.of_all.total() >= cx.config.limits.tcp_streams_per_peer;
+        // Connections whose header is awaited become forwards, too, and are reset if they find no room then.
+        let awaits = !forward.tcp.accept_proxy.is_empty();
+        let awaited = if awaits { self.proxied.len() } else { 0 };
+        let (limits, streams) = (&cx.config.limits, peer.forwards.of_all.total() as usize);
+        let is_full = cx.hub.streams.forwards() + awaited >= limits.tcp_streams
+            || streams + awaited >= limits.tcp_streams_per_peer as usize;
         let Some(handle) = sessions.carrier(cx, id) else { return Some(Obstacle::Suspect) };
         (is_full || !sessions.control.has_stream(handle)).then_some(Obstacle::Room)
     }

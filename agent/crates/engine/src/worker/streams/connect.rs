@@ -10,7 +10,7 @@ use dataplane::{
 use quinn_proto::ConnectionHandle;
 use wire::{
     messages::{StreamAnswer, StreamOpen},
-    proxy::{self, Transport},
+    proxy::{self, ClientAddresses, Transport},
 };
 
 use crate::worker::{
@@ -65,7 +65,8 @@ impl TcpForwards {
                 cx.forward_serves(peer, sight, &service.name);
                 if service.proxy_protocol != ProxyProtocol::Off {
                     let mut header = Vec::new();
-                    proxy::write(open.client, Transport::Stream, &mut header);
+                    let client = open.client.filter(ClientAddresses::names_a_host);
+                    proxy::write(client, Transport::Stream, &mut header);
                     let held = forward.held();
                     forward.announce(header);
                     cx.hub.streams.hold(held, forward.held());

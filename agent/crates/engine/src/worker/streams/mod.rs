@@ -89,6 +89,12 @@ impl TcpForwards {
         self.open.len()
     }
 
+    /// How often forwards were served, all of them together.
+    #[cfg(feature = "inspection")]
+    pub(crate) fn passes(&self) -> u64 {
+        self.passes
+    }
+
     pub(crate) fn peer_of(&self, id: TcpId) -> Option<PeerId> {
         Some(self.open.get(id.0 as usize)?.peer)
     }

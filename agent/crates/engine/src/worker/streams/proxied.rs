@@ -38,7 +38,8 @@ impl TcpForwards {
         let Accepted { stream, token, client: balancer, .. } = accepted;
         let prefixes = cx.config.tcp.get(port).map_or(&[][..], |forward| &forward.tcp.accept_proxy);
         let is_trusted = prefixes.iter().any(|prefix| prefix.contains(&balancer.ip().to_canonical()));
-        if self.proxied.len() >= MOST_HEADERS
+        if is_trusted
+            && self.proxied.len() >= MOST_HEADERS
             && let Some((oldest, _)) = self.proxied.iter().min_by_key(|(_, one)| one.until)
         {
             self.end_proxied(cx, oldest, TcpRefusal::ProxyTimeout, "too many headers are awaited", now);
@@ -98,7 +99,11 @@ impl TcpForwards {
         cx.sockets.factory.turn(token, Source::Tcp(TcpId(index_u32(self.open.next_place()))));
         let client = told.map_or(balancer, |told| told.source());
         read.drain(..length);
+        let before = self.open.len();
         self.forward(cx, sessions, port, Accepted { stream, token, client, told, read }, now);
+        if self.open.len() == before {
+            self.retry_listeners(cx);
+        }
     }
 
     /// Ends a connection whose header has not come in time.
@@ -125,5 +130,7 @@ impl TcpForwards {
             "a connection to a port that expects a PROXY header was ended (remedy: have the balancer send one, health checks too, and name \
              its addresses in tcp.accept_proxy; without a balancer remove the key)"
         );
+        // It held the room of a forward.
+        self.retry_listeners(cx);
     }
 }

@@ -306,7 +306,7 @@ impl TcpForwards {
         let (before, held) = (forward.bytes(), forward.held());
         let tried = forward.place().cloned();
         let toll = Toll::of(cx, peer, now);
-        (self.scratch.piece, self.scratch.takes_streams) = (cx.hub.streams.piece(), toll.takes_streams());
+        (self.scratch.piece, self.scratch.takes) = (cx.hub.streams.piece(), toll.takes());
         let pumped = forward.pump(quinn, order, &mut self.scratch, cause, now);
         let rtt = quinn.rtt();
         let (token, after) = (forward.token(), forward.bytes());
@@ -327,7 +327,10 @@ impl TcpForwards {
         if let Some(at) = forward.look_at(credit.is_some()) {
             cx.timers.arm(Timer::Tcp(id), at);
         }
-        toll.settle(cx, id, delivered, now);
+        toll.charge(delivered, now);
+        if let Some(at) = toll.rests_until().filter(|_| forward.rests()) {
+            cx.timers.arm(Timer::Tcp(id), at);
+        }
         cx.forward_moved(peer, sight, [after.0 - before.0, delivered], forward.waits(), now);
         if self.keepalives.served(id, now) {
             cx.timers.arm(Timer::Keepalive, now + keepalive::TICK);

@@ -3,15 +3,14 @@
 use std::{sync::Arc, time::Instant};
 
 use base::ids::PeerId;
-use dataplane::forward::tcp::TcpId;
 use rate::RateAccount;
 
-use crate::worker::context::{Context, timer::Timer};
+use crate::worker::context::Context;
 
 /// The rate that a forward's peer was told, while the forward is served.
 pub(super) struct Toll {
     account: Option<Arc<RateAccount>>,
-    /// When its stream is read again, if it has to wait.
+    /// When streams of the peer are read again, if they have to wait.
     rests_until: Option<Instant>,
 }
 
@@ -25,18 +24,24 @@ impl Toll {
         Self { account, rests_until }
     }
 
-    /// Whether streams are read now.
-    pub(super) fn takes_streams(&self) -> bool {
-        self.rests_until.is_none()
+    /// The number of bytes that the forward may take from its stream now.
+    pub(super) fn takes(&self) -> usize {
+        match (&self.account, self.rests_until) {
+            (None, _) => usize::MAX,
+            (Some(_), Some(_)) => 0,
+            (Some(account), None) => account.received().at_once(),
+        }
     }
 
-    /// Charges the peer for the bytes that came, and has the forward looked at when it may go on.
-    pub(super) fn settle(&self, cx: &mut Context, forward: TcpId, bytes: u64, now: Instant) {
+    /// When a forward is served again that has bytes of its stream left because it may not take them.
+    pub(super) fn rests_until(&self) -> Option<Instant> {
+        self.rests_until
+    }
+
+    /// Charges the peer for the bytes that came.
+    pub(super) fn charge(&self, bytes: u64, now: Instant) {
         if let Some(account) = &self.account {
             account.received().charge(bytes, now);
-        }
-        if let Some(at) = self.rests_until {
-            cx.timers.arm(Timer::Tcp(forward), at);
         }
     }
 }

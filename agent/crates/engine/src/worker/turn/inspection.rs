@@ -31,6 +31,12 @@ impl Worker {
         &self.cx.hub
     }
 
+    /// How often TCP forwards were served, all of them together.
+    #[must_use]
+    pub fn forwards_served(&self) -> u64 {
+        self.tcp.passes()
+    }
+
     #[must_use]
     pub fn peers(&self) -> &Peers {
         &self.cx.peers
