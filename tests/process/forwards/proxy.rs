@@ -3,7 +3,7 @@
 use std::{
     fs,
     io::{Read as _, Write as _},
-    net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream},
+    net::{IpAddr, SocketAddr, TcpStream},
     path::Path,
     process::{Command, Stdio},
     time::Duration,
@@ -13,6 +13,7 @@ use culvert_tests::{
     clock::{self, PATIENCE},
     needs::{self, Need},
     pair::{Pair, Plan},
+    place::Cable,
     ports::loopback,
     process::Running,
 };
@@ -89,10 +90,25 @@ fn agents(server: SocketAddr) -> (Pair, SocketAddr) {
     (pair, ingress)
 }
 
+/// Of the clients. No service is told of one with a loopback address, which is another host's.
+const CLIENTS: [&str; 2] = ["192.0.2.9", "2001:db8::9"];
+
+/// Runs `test` where those are the host's own addresses.
+fn with_addresses(test: impl FnOnce() + Send) {
+    let cable = Cable::new();
+    let [place, _] = cable.places();
+    for address in CLIENTS {
+        place.tell(&["ip", "address", "add", address, "dev", "lo"]);
+    }
+    place.enter(test);
+}
+
 /// The clients, and the addresses of a balancer for each.
 fn clients() -> [(IpAddr, SocketAddr); 2] {
-    let v6 = SocketAddr::new(Ipv6Addr::LOCALHOST.into(), loopback().port());
-    [(Ipv4Addr::new(127, 0, 0, 9).into(), loopback()), (Ipv6Addr::LOCALHOST.into(), v6)]
+    CLIENTS.map(|client| {
+        let client = client.parse().unwrap();
+        (client, SocketAddr::new(client, loopback().port()))
+    })
 }
 
 /// Asks as each client, and holds the answer and the log of the server against the address from which was asked.
@@ -110,9 +126,14 @@ fn compare(clients: [(IpAddr, SocketAddr); 2], log: impl Fn() -> String) {
 #[test]
 fn nginx_before_and_behind_sees_the_clients_of_both_families() {
     let module = Need::File("/usr/lib/nginx/modules/ngx_stream_module.so", "libnginx-mod-stream");
-    if !met("PROXY, nginx", &[Need::Tool("nginx", "nginx-light"), module]) {
-        return;
+    if met("PROXY, nginx", &[Need::Tool("nginx", "nginx-light"), module])
+        && needs::met("PROXY, nginx", needs::NETNS)
+    {
+        with_addresses(nginx);
     }
+}
+
+fn nginx() {
     let server = loopback();
     let behind = Program::nginx(
         |folder| {
@@ -141,9 +162,14 @@ fn nginx_before_and_behind_sees_the_clients_of_both_families() {
 
 #[test]
 fn haproxy_before_and_behind_sees_the_clients_of_both_families() {
-    if !met("PROXY, HAProxy", &[Need::Tool("haproxy", "haproxy")]) {
-        return;
+    if met("PROXY, HAProxy", &[Need::Tool("haproxy", "haproxy")])
+        && needs::met("PROXY, HAProxy", needs::NETNS)
+    {
+        with_addresses(haproxy);
     }
+}
+
+fn haproxy() {
     let server = loopback();
     let behind = Program::haproxy(
         &format!(

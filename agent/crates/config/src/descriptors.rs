@@ -11,7 +11,7 @@ pub const MOST_USER_SESSIONS: usize = 1_024;
 /// Names that are looked up at a time for all users; each look-up has a thread, and a socket to the resolver.
 pub const MOST_USER_LOOKUPS: usize = 64;
 
-/// The same for requests to the site, if it is a name.
+/// The same for requests to the site, if it is a name; among the others of the sum below.
 pub const MOST_SITE_LOOKUPS: usize = 16;
 
 impl Config {
@@ -31,11 +31,10 @@ impl Config {
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
         // Each connection may have another to the site.
         let web = if self.http.listen.is_empty() { 0 } else { 2 * MOST_WEB_CONNECTIONS as u64 };
-        let site = if self.http.site.is_some() { MOST_SITE_LOOKUPS as u64 } else { 0 };
         let users = if self.users.is_empty() { 0 } else { (MOST_USER_SESSIONS + MOST_USER_LOOKUPS) as u64 };
         let proxied = self.tcp.iter().any(|forward| !forward.tcp.accept_proxy.is_empty());
         let headers = u64::from(self.worker_count()) * if proxied { crate::MOST_HEADERS as u64 } else { 0 };
-        let visitors = web + site + users + headers;
+        let visitors = web + users + headers;
         self.limits.flows as u64 + tcp + visitors + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
