@@ -13,10 +13,10 @@ PORT = 5201
 GRACE_SECONDS = 20
 PING_INTERVAL_SECONDS = 0.005
 IDLE_PINGS = 300
-# What comes so seldom finds everything asleep.
-SLOW_INTERVAL_SECONDS, SLOW_PINGS, SLOW_COLD_PINGS = 0.2, 200, 5
 # Of those: what a first packet finds cold is not in the figures.
 COLD_PINGS = 10
+# What comes so seldom finds everything asleep.
+SLOW_INTERVAL_SECONDS, SLOW_PINGS, SLOW_COLD_PINGS = 0.2, 200, 5
 
 
 def percentile(values, share):

@@ -129,12 +129,6 @@ impl Upstream {
     }
 }
 
-impl FromIterator<Target> for Upstream {
-    fn from_iter<I: IntoIterator<Item = Target>>(targets: I) -> Self {
-        Self(targets.into_iter().collect())
-    }
-}
-
 impl From<SocketAddr> for Upstream {
     fn from(address: SocketAddr) -> Self {
         Self([Target::Address(address)].into())

@@ -297,8 +297,9 @@ mod tests {
         let name = Endpoint { host: "db.example.net".to_owned(), port: 53 };
         upstreams.found(&name, addresses(0..5_000), None);
         let last: SocketAddr = ([203, 0, 113, 1], 53).into();
-        let upstream = Upstream::from_iter([Target::Name(name), Target::Address(last)]);
-        let places = upstreams.tcp(&upstream);
+        let text = "identity = { key_file = \"key\" }\ntransport = { listen = [\"127.0.0.1:4433\"] }\n[[service]]\nname = \"db\"\nupstream = [\"db.example.net:53\", \"203.0.113.1:53\"]\n";
+        let config = config::Config::parse(text, Path::new("/etc")).expect("a configuration");
+        let places = upstreams.tcp(&config.services[0].upstream);
         assert_eq!((places.len(), places.last()), (MOST_ADDRESSES, Some(&Place::Address(last))));
     }
 

@@ -95,7 +95,7 @@ impl Guest {
         }
         self.frames.belong_to(&account);
         let answers = (Arc::clone(around.answers), self.handle, id);
-        let tunnel = Tunnel::new((grant, session), self.quinn.remote_address(), asked, answers);
+        let tunnel = Tunnel::new(grant, session, self.quinn.remote_address(), asked, answers);
         let (exchange, datagrams) = (Arc::clone(&tunnel.exchange), tunnel.datagrams.clone());
         let is_udp = tunnel.transport == Transport::Udp;
         if around.tunnels.is_none_or(|tunnels| tunnels(tunnel).is_err()) {

@@ -73,7 +73,8 @@ pub(super) fn sender(users: &Users, fields: &Fields, unix_seconds: u64) -> Optio
 
 impl Tunnel {
     pub(super) fn new(
-        (grant, session): (Grant, Session),
+        grant: Grant,
+        session: Session,
         client: SocketAddr,
         (target, transport): (Target, Transport),
         (answers, handle, stream): (Arc<Answers>, ConnectionHandle, StreamId),

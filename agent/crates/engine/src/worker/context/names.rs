@@ -123,18 +123,17 @@ impl Context {
         let problem = refused.into_iter().reduce(|all, one| format!("{all}; {one}"));
         self.stats.totals.lookups[if problem.is_some() { NameLookup::Refused } else { NameLookup::Found }] +=
             1;
-        let nothing_usable = usable == Addresses::default();
         if let Some(problem) = &problem {
             throttled!(
                 warn, self.logs.name_refused.allow(now), { upstream = %name, problem },
                 "an address of a service's name is not used (remedy: correct the name's records; if this host is meant, write the \
                  address itself)"
             );
-        }
-        if let Some(problem) = problem.as_ref().filter(|_| nothing_usable) {
-            // As when the name is not found, its last addresses stay.
-            self.sockets.factory.upstreams.not_found(&name, problem.clone());
-            return;
+            if usable == Addresses::default() {
+                // As when the name is not found, its last addresses stay.
+                self.sockets.factory.upstreams.not_found(&name, problem.clone());
+                return;
+            }
         }
         if let Some([from, to]) = self.sockets.factory.upstreams.found(&name, usable, problem) {
             let [from, to] = [from, to].map(|address| address.map(tracing::field::display));
