@@ -54,7 +54,9 @@ use tokio::{
 
 use crate::{
     admin::{self, Admin, PageSlot},
-    program, site, tunnels, web_server,
+    program,
+    quotas::QuotaKeeper,
+    site, tunnels, web_server,
 };
 
 /// How long a worker stays to tell its peers of a stop again, if they go on sending: what waits is sent at once, and so is the first
@@ -77,6 +79,7 @@ pub struct Daemon {
     pub addresses: Addresses,
     /// What it changed in the kernel is undone when the daemon ends.
     tunnel: Option<Tunnel>,
+    quotas: QuotaKeeper,
 }
 
 struct WorkerThread {
@@ -102,6 +105,7 @@ impl Daemon {
         let hub = Hub::new(workers, config.peers.len(), now);
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
         metrics.show_users(&hub.users);
+        let quotas = QuotaKeeper::start(&hub.quotas, config.state_dir.clone())?;
         let registry = PeerRegistry::new(&config, identity.public_key());
         registry.attach(&hub);
         if let Some(previous) = identity.previous() {
@@ -185,6 +189,7 @@ impl Daemon {
             running,
             addresses,
             tunnel,
+            quotas,
         })
     }
 
@@ -238,6 +243,7 @@ impl Daemon {
         let left = ended.context("a worker panicked")?
             + join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN)
                 .context("the admin server panicked")?;
+        self.quotas.stop();
         if left > 0 {
             tracing::warn!(
                 threads = left,

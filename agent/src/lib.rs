@@ -11,6 +11,7 @@ pub mod hook;
 pub mod notify;
 mod out;
 mod program;
+pub mod quotas;
 pub mod run;
 pub mod service;
 mod site;

@@ -75,6 +75,8 @@ config peer 'hq'
 \toption flow_quota '0.5'
 \toption dscp '46'
 \toption rate_overhead '8'
+\toption quota_bytes '500GB'
+\toption quota_from '15'
 \toption repair_mode 'auto'
 \toption repair_deadline '300ms'
 \toption repair_max_overhead '0.3'
@@ -112,6 +114,8 @@ queue.packets = 100
 flow_quota = 0.5
 dscp = 46
 rate_overhead = 8
+quota.bytes = "500GB"
+quota.from = 15
 repair.mode = "auto"
 repair.deadline = "300ms"
 repair.max_overhead = 0.3

@@ -12,6 +12,7 @@ mod init;
 mod logs;
 mod manual;
 mod peer;
+mod peer_quota;
 mod peer_set;
 mod pipe;
 mod preflight;

@@ -53,7 +53,11 @@ fn json(agent: &Agent, args: &[&str]) -> Value {
 /// A pair that has carried `count` datagrams to an echo and back, and the client of an open TCP forward.
 fn pair(count: u32) -> (Pair, Echo, TcpStream) {
     let (echo, ingress) = (Echo::new(), ([127, 0, 0, 1], ports::free()).into());
-    let plan = Plan::default().workers([2, 2]).peer("lanes = 3\nrate = \"auto\"\nrate_min = \"1Gbit\"\n");
+    let quota = "quota = { bytes = \"1TB\" }\n";
+    let plan = Plan::default()
+        .workers([2, 2])
+        .peer("lanes = 3\nrate = \"auto\"\nrate_min = \"1Gbit\"\n")
+        .peer(quota);
     let pair = plan.service("echo", echo.address, "repair = \"auto\"\n").forward("echo", ingress).start();
     pair.wait_for_lanes(3);
     Client::new(0, ingress).converse(count);

@@ -71,6 +71,7 @@ mod problem;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
+pub mod quota;
 #[cfg(test)]
 mod reference_tests;
 pub mod reload;

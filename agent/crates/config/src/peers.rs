@@ -24,6 +24,7 @@ use crate::{
     map::mappings,
     prefix::{allowed_prefix, inner_host},
     problem::PeerOrigin,
+    quota::{Quota, quota},
     repair::{PacketRepair, packet_repair},
     section::{Table, section},
     sections::{TENTH, endpoint},
@@ -146,6 +147,12 @@ section! {
         /// The limit on what the peer sends to us, which it is told: a little less than our downlink carries. If it sends a tenth more
         /// all the same, UDP flows and IP packets beyond that are dropped (`over_rate`) and TCP forwards wait, after a second's worth at once.
         rate_receive: Option<u64> = None, rate().optional(), Now;
+        /// The bytes that the peer may have carried in a month, both directions together: what its UDP flows, IP packets and TCP
+        /// forwards carry, without headers of ours. A month begins at 00:00 UTC on the day `from` (1 if left out), or on its last
+        /// day if it has no such day. At the quota `then` holds until the next month: `"stop"` (if left out) ends its flows and
+        /// forwards and refuses more, a rate limits each direction. Counted [once a second and kept over
+        /// restarts](operations.md#what-a-peer-may-use-in-a-month).
+        quota: Option<Quota> = None, quota().optional(), Now;
         /// Bytes that the path adds to each IP packet, which count against `rate`: 18 for Ethernet, 26 for PPPoE over it, 22 to
         /// 48 for DSL.
         rate_overhead: u32 = 0, whole(0..=256), Now;

@@ -239,6 +239,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.thin" => "\"off\"",
         "peer.map" => "[\"10.9.0.2/32 = 192.168.0.2/32\"]",
         "peer.flow_quota" => "0.25",
+        "peer.quota" => "{ bytes = \"2GB\" }",
         "peer.public_key" => "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"",
         "peer.endpoints" => "[\"exit.example.org:4433\"]",
         _ => "",

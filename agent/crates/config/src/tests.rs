@@ -87,6 +87,7 @@ fn defaults_stand_for_what_is_left_out() {
         rate_min: None,
         rate_max: None,
         rate_receive: None,
+        quota: None,
         rate_overhead: 0,
         repair: PacketRepair::OFF,
         aqm: Aqm { target: Duration::from_millis(5), interval: Duration::from_millis(100) },

@@ -42,6 +42,7 @@ pub mod metrics;
 pub mod mtu_table;
 pub mod origin;
 pub mod peer;
+pub mod quota;
 pub mod reach;
 pub mod registry;
 mod registry_error;

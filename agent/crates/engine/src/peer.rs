@@ -87,6 +87,8 @@ pub struct Peer {
     pub demand: Demand,
     pub reach: Reach,
     pub rates: Sampler<PeerTraffic>,
+    /// The bytes that its quota was charged for at this worker.
+    pub charged: u64,
     /// Throttles of the log lines about the peer.
     pub throttles: Throttles,
 }
@@ -168,6 +170,13 @@ throttles! {
 }
 
 impl Peer {
+    /// Bytes of payload that this worker has carried for it, both directions together.
+    #[must_use]
+    pub fn carried(&self) -> u64 {
+        let (relay, tcp) = (&self.data.relay.stats, &self.forwards.carried);
+        relay.uplink_bytes + relay.downlink_bytes + tcp.uplink_bytes + tcp.downlink_bytes
+    }
+
     /// The name in logs and metrics.
     #[must_use]
     pub fn name(&self) -> &Arc<str> {

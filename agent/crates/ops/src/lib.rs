@@ -20,6 +20,7 @@ pub mod metrics;
 pub mod operator;
 
 pub mod qlog;
+pub mod quotas;
 pub mod reload;
 mod reload_error;
 mod state_file;

@@ -6,7 +6,10 @@ use std::{
 };
 
 use clap::Args;
-use config::state::{KeyValue, PeerChange};
+use config::{
+    quota::parse_bytes,
+    state::{KeyValue, PeerChange},
+};
 use gate::identity::PublicKey;
 use ops::control_socket::protocol::{Answer, Request, ShownChange, VERSION};
 use serde_json::json;
@@ -20,6 +23,23 @@ use super::{
     absolute, change_offline, said,
 };
 use crate::out;
+
+/// What is not given beside `--quota-used`: it is of the state file, and of its peers only.
+const QUOTA_ALONE: [&str; 13] = [
+    "services",
+    "allowed_ips",
+    "maps",
+    "addresses",
+    "endpoints",
+    "key",
+    "preshared_key_files",
+    "priority",
+    "weight",
+    "lanes",
+    "rate",
+    "rate_receive",
+    "unset",
+];
 
 /// Change a peer of the state file; its session goes on
 ///
@@ -66,6 +86,9 @@ pub(super) struct Set {
     /// The limit on what it sends to us
     #[arg(long, value_name = "RATE")]
     rate_receive: Option<String>,
+    /// The bytes that it has carried in this month, as in 0 or 12GB, which count against peer.quota; any peer's, and alone
+    #[arg(long, value_name = "BYTES", conflicts_with_all = QUOTA_ALONE)]
+    quota_used: Option<String>,
     /// A key of its [[peer]] that is at its default again, as in rate; may be repeated
     #[arg(long, value_name = "KEY")]
     unset: Vec<String>,
@@ -78,6 +101,9 @@ pub(super) struct Set {
 
 impl Set {
     pub(super) fn execute(self) -> Result<(), Failure> {
+        if let Some(used) = &self.quota_used {
+            return self.set_quota_used(used);
+        }
         let change = self.change()?;
         match self.reach.ask(&Request::PeerSet(change.clone()))? {
             Reached::Answer(Answer::Reloaded { changes, notes }) => {
@@ -90,6 +116,16 @@ impl Set {
                 said("changed", &self.name, Some(&offline), note.as_deref(), self.json)
             }
         }
+    }
+
+    /// Needs the daemon, which keeps the count.
+    fn set_quota_used(&self, used: &str) -> Result<(), Failure> {
+        let used_bytes = parse_bytes(used).ok_or_else(|| {
+            Failure::Input(format!("{used:?} is no number of bytes (remedy: write 0, or as in 12GB)"))
+        })?;
+        let request = Request::PeerQuota { name: self.name.clone(), used_bytes };
+        let Answer::Done { note } = self.reach.ask_running(&request)? else { return Err(unexpected()) };
+        said("changed", &self.name, None, note.as_deref(), self.json)
     }
 
     fn change(&self) -> Result<PeerChange, Failure> {

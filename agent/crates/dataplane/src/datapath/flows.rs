@@ -11,7 +11,7 @@ use crate::{
         work,
     },
     peer::PeerTable,
-    relay::{DropReason, FlowEnd, FlowId, Origin, Standing},
+    relay::{DropReason, FlowEnd, FlowId, Held, Origin, Standing},
 };
 
 /// The cost of a flow that the peer opened and ends while it is in use, in openings: a peer that opens and closes as fast as it can gets a
@@ -34,6 +34,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         if state.relay.flows.is_ours(number) {
             // The peer opens flows in the other half of the numbers only.
             return Err(DropReason::Malformed);
+        }
+        if state.relay.held == Held::Stopped {
+            self.send_flow_message(lane, Context::Refused(number, Refusal::Limit));
+            return Err(DropReason::Quota);
         }
         let result = match state.relay.flows.of_number(number) {
             Some(flow) => Ok(flow),

@@ -31,7 +31,7 @@ use crate::{
     hand_off::Outgoing,
     lanes::{Lanes, Payloads, Underlays},
     peer::PeerTable,
-    relay::{DropReason, PacketClass, QueueClass, Stripes},
+    relay::{DropReason, Held, PacketClass, QueueClass, Stripes},
 };
 
 /// The parts of a worker that the uplink from the TUN device uses.
@@ -192,6 +192,8 @@ impl<P: PeerTable> IpUplink<'_, P> {
         state.relay.stats.tun_uplink.bytes += bytes;
         let refused = if !state.is_live() {
             Some(DropReason::PeerRemoved)
+        } else if state.relay.held == Held::Stopped {
+            Some(DropReason::Quota)
         } else if state.link.as_ref().is_some_and(|link| !link.has(Features::PACKETS)) {
             Some(DropReason::NoTun)
         } else if most.is_some_and(|mtu| cut.largest() > usize::from(mtu)) {

@@ -15,8 +15,8 @@ use crate::{
     lanes::{Frame, LaneId, Lanes, Payloads, PickedLane, PushError, Room, Underlays},
     peer::{Link, PeerData, TooLarge},
     relay::{
-        Client, DatagramRelay, DropReason, FlowId, NO_LANE, Origin, PartlySent, QueueClass, Run, Standing,
-        flow::confirmed_header, fragments::LEAST_PIECE,
+        Client, DatagramRelay, DropReason, FlowId, Held, NO_LANE, Origin, PartlySent, QueueClass, Run,
+        Standing, flow::confirmed_header, fragments::LEAST_PIECE,
     },
 };
 
@@ -602,6 +602,9 @@ impl Uplink<'_> {
 
     /// Opens a flow for a client.
     fn open(&mut self, client: Client, ingress: IngressId, limits: &Limits) -> Result<FlowId, DropReason> {
+        if self.relay.held == Held::Stopped {
+            return Err(DropReason::Quota);
+        }
         if self.relay.is_full(limits.flows) {
             return Err(DropReason::FlowLimit);
         }

@@ -88,6 +88,8 @@ base::labelled! {
         Incomplete => "incomplete",
         /// The peer sends a tenth more than it was told to send at most.
         OverRate => "over_rate",
+        /// The peer has used up its quota.
+        Quota => "quota",
         /// A frame of a peer without lanes (standard mode) came while more of them waited than are held for one turn.
         PlainOverflow => "plain_overflow",
     }

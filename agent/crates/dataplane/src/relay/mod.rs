@@ -73,6 +73,41 @@ base::labelled! {
         PeerRemoved => "peer_removed",
         /// The configuration has changed: the port or the service is no more, or leads elsewhere.
         Reconfigured => "reconfigured",
+        /// The peer has used up its quota.
+        Quota => "quota",
+    }
+}
+
+/// What holds for a peer by its quota.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Held {
+    /// It has none, or has not used it up.
+    #[default]
+    Free,
+    /// A rate limits each direction, in bits a second.
+    Slowed(u64),
+    /// Nothing is carried.
+    Stopped,
+}
+
+impl Held {
+    /// The word for it in status.
+    #[must_use]
+    pub fn label(self) -> &'static str {
+        match self {
+            Self::Free => "free",
+            Self::Slowed(_) => "slowed",
+            Self::Stopped => "stopped",
+        }
+    }
+
+    /// The rate that limits the peer, in bits a second.
+    #[must_use]
+    pub fn rate(self) -> Option<u64> {
+        match self {
+            Self::Slowed(bits) => Some(bits),
+            Self::Free | Self::Stopped => None,
+        }
     }
 }
 
@@ -198,6 +233,8 @@ pub struct DatagramRelay {
     pub socket_error: Option<io::Error>,
     /// The ceiling on flows at all workers.
     pub max_flows: usize,
+    /// What the peer's quota leaves to it.
+    pub held: Held,
     pub services: Services,
 }
 
@@ -233,6 +270,7 @@ impl DatagramRelay {
             stats: RelayStats::default(),
             socket_error: None,
             max_flows: limits.flows_per_peer,
+            held: Held::Free,
             services,
         }
     }

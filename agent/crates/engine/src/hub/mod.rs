@@ -55,6 +55,7 @@ use crate::{
         mailbox::{Mailbox, Party, Size},
     },
     origin::PeerOrigin,
+    quota::QuotaBook,
 };
 
 /// Mailboxes, peers and totals that the workers of an agent share.
@@ -78,6 +79,8 @@ pub struct Hub {
     taps: Taps,
     /// Who may go through the web server.
     pub users: Arc<Users>,
+    /// What peers with a quota have carried.
+    pub quotas: Arc<QuotaBook>,
     /// The instant from which the hub counts milliseconds.
     pub(crate) base: Instant,
 }
@@ -129,6 +132,7 @@ impl Hub {
             stopped: AtomicU8::new(0),
             taps: Taps::default(),
             users: Arc::default(),
+            quotas: Arc::default(),
             base: now,
         })
     }

@@ -18,6 +18,16 @@ const fn meaning(what: &'static str, aside: &'static str) -> Meaning {
     Meaning { what, aside }
 }
 
+const OVER_RATE: Meaning = meaning(
+    "came although the peer had sent a tenth more than it was told to send (`peer.rate_receive` here)",
+    "the version and the configuration there",
+);
+
+const OVER_QUOTA: Meaning = meaning(
+    "is of a peer that has used up its quota (`peer.quota` here)",
+    "`culvert status` says until when; `culvert peer set NAME --quota-used 0`",
+);
+
 /// What is true of a payload that was dropped, and what to look at.
 #[must_use]
 pub fn of_drop(reason: DropReason) -> Meaning {
@@ -46,10 +56,8 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "waited longer than `peer.queue.time`, in the kernel's buffer included; or was lost, and repaired after its deadline (`service.repair`)",
             "CPU, and whether the peer is connected",
         ),
-        DropReason::OverRate => meaning(
-            "came although the peer had sent a tenth more than it was told to send (`peer.rate_receive` here)",
-            "the version and the configuration there",
-        ),
+        DropReason::OverRate => OVER_RATE,
+        DropReason::Quota => OVER_QUOTA,
         DropReason::TooLarge => meaning(
             "does not fit into one packet to the peer",
             "the path's MTU, the application; `service.oversize`",

@@ -5,7 +5,7 @@
 //! | what | file |
 //! |---|---|
 //! | a peer, its connection, traffic and account | `peer.rs` |
-//! | the limit on what is sent to it | `rate.rs` |
+//! | the limit on what is sent to it | `rate.rs`; what it may use in a month: `quota.rs` |
 //! | what is repaired between us | `repair.rs` |
 //! | lanes | `lane.rs` |
 //! | what reasons of drops and steps of the gate mean | `meanings.rs` |
@@ -22,6 +22,7 @@ mod forward;
 mod lane;
 pub mod meanings;
 mod peer;
+mod quota;
 mod rate;
 mod repair;
 mod tun;
@@ -35,6 +36,7 @@ pub use self::peer::{
     Accounting, ContestedStatus, LastError, PeerFigures, PeerRates, PeerState, PeerStatus, QueueStatus,
     SendError, StreamsStatus,
 };
+pub use self::quota::QuotaStatus;
 pub use self::rate::{AutoRateStatus, RateFrom, RateStatus};
 pub use self::repair::{RepairState, RepairStatus};
 pub use self::tun::{RoutePeerStatus, RouteStatus, TunDirection, TunStatus};

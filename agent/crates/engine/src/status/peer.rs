@@ -17,8 +17,8 @@ use crate::{
     peer::PeerTraffic,
     reach::Failure,
     status::{
-        Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, RateStatus, RepairStatus,
-        StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
+        Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, QuotaStatus, RateStatus,
+        RepairStatus, StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
     },
 };
 
@@ -75,6 +75,8 @@ pub struct PeerStatus {
     pub queue: QueueStatus,
     /// The limit on what is sent to it; `None` without one.
     pub rate: Option<RateStatus>,
+    /// What it may use in a month, and has used; `None` without a quota.
+    pub quota: Option<QuotaStatus>,
     /// What is repaired of what the path loses; `None` where nothing is to be.
     pub repair: Option<RepairStatus>,
     pub lane_packets: LanePackets,
@@ -291,6 +293,7 @@ impl PeerStatus {
         add!(self.queue, other.queue; datagrams, bytes);
         self.queue.age_seconds = self.queue.age_seconds.max(other.queue.age_seconds);
         add_some(&mut self.rate, other.rate.as_ref(), RateStatus::add);
+        add_some(&mut self.quota, other.quota.as_ref(), QuotaStatus::add);
         add_some(&mut self.repair, other.repair.as_ref(), RepairStatus::add);
         self.uplink.add(&other.uplink);
         self.downlink.add(&other.downlink);

@@ -36,6 +36,7 @@ mod user_changes_tests;
 
 use config::{
     self, AccessMode, Config,
+    quota::Quota,
     reload::Change,
     state::{self, Edit},
 };
@@ -68,6 +69,12 @@ pub trait Peers: Send + Sync {
     /// # Errors
     /// Why it cannot be changed; nothing has changed then.
     fn change(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, Refused>;
+
+    /// Has a peer have carried so many bytes in this month, and writes that.
+    ///
+    /// # Errors
+    /// Why that could not be written; it holds all the same until the daemon ends.
+    fn set_quota_used(&self, name: &Arc<str>, quota: &Quota, used: u64) -> Result<(), Refused>;
 
     /// Has these users instead of those that run: who is not among them, or may do less, ends at once. With `dry_run` it only says
     /// what that would do.
@@ -152,6 +159,7 @@ impl RequestHandler {
             Request::PeerAdd(new) => self.add(&new),
             Request::PeerReplace(new) => self.replace(&new),
             Request::PeerSet(change) => self.set(&change),
+            Request::PeerQuota { name, used_bytes } => self.set_quota_used(&name, used_bytes),
             Request::PeerExport { name } => self.export(name.as_deref()),
             Request::PeerRemove { name } => self.remove(&name),
             Request::UserList {} => Ok(self.users()),

@@ -58,6 +58,20 @@ impl RequestHandler {
         self.put_in_place(edit, &old)
     }
 
+    /// Of a peer of whichever file: what it has carried stands in neither.
+    pub(super) fn set_quota_used(&self, name: &str, used: u64) -> Result<Answer, Answer> {
+        let listed = self.peers.list().into_iter().find(|listed| *listed.peer.name == *name);
+        let listed = listed
+            .ok_or_else(|| wrong(format!("no peer is named {name:?} (remedy: see culvert peer list)")))?;
+        let quota = listed.peer.quota.ok_or_else(|| {
+            wrong(format!(
+                "{name:?} has no quota (remedy: peer.quota in its file, as in {{ bytes = \"500GB\" }})"
+            ))
+        })?;
+        self.peers.set_quota_used(&listed.peer.name, &quota, used).map_err(failed)?;
+        Ok(Answer::Done { note: None })
+    }
+
     /// Like [`RequestHandler::set`], or like an addition if there is no such peer.
     pub(super) fn replace(&self, new: &NewPeer) -> Result<Answer, Answer> {
         let held = self.peers.one_at_a_time();

@@ -38,6 +38,12 @@ pub enum Request {
     PeerReplace(NewPeer),
     /// Change a peer of the state file.
     PeerSet(PeerChange),
+    /// Have a peer with a quota have carried so many bytes in this month.
+    PeerQuota {
+        name: String,
+        /// What it has carried.
+        used_bytes: u64,
+    },
     /// Say what a file would say of a peer of the files, or of all.
     PeerExport {
         /// Which peer; `None`: all.

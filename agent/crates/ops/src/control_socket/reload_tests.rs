@@ -56,6 +56,10 @@ impl Peers for Reloading {
         Ok(Vec::new())
     }
 
+    fn set_quota_used(&self, _: &Arc<str>, _: &Quota, _: u64) -> Result<(), Refused> {
+        Err("nothing is kept here".into())
+    }
+
     fn change_users(&self, _: Vec<config::User>, _: bool) -> Result<Vec<Change>, Refused> {
         Ok(Vec::new())
     }

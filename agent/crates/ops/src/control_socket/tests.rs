@@ -87,6 +87,10 @@ impl Peers for Fake {
         Ok(changes)
     }
 
+    fn set_quota_used(&self, _: &Arc<str>, _: &Quota, _: u64) -> Result<(), Refused> {
+        Err("nothing is kept here".into())
+    }
+
     fn change_users(&self, users: Vec<config::User>, _: bool) -> Result<Vec<Change>, Refused> {
         if self.refuses {
             return Err("there is no room".into());

@@ -39,6 +39,10 @@ impl Peers for Fake {
         Ok(Vec::new())
     }
 
+    fn set_quota_used(&self, _: &Arc<str>, _: &config::quota::Quota, _: u64) -> Result<(), Refused> {
+        Err("nothing is kept here".into())
+    }
+
     fn change_users(&self, users: Vec<config::User>, dry_run: bool) -> Result<Vec<Change>, Refused> {
         let mut config = self.config.lock().unwrap_or_else(PoisonError::into_inner);
         let plan = plan_users(&config, users);

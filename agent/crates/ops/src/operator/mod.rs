@@ -13,7 +13,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use base::clock::Clock;
-use config::{self, Config, reload::Change};
+use config::{self, Config, quota::Quota, reload::Change};
 use engine::{
     health::Health,
     hub::Hub,
@@ -32,6 +32,7 @@ use crate::{
     },
     metrics::Metrics,
     qlog::Captures,
+    quotas,
     web_server::WebServer,
 };
 
@@ -84,6 +85,11 @@ impl Peers for Running {
 
     fn change(&self, peer: config::Peer, dry_run: bool) -> Result<Vec<Change>, Refused> {
         Ok(self.change_peer(peer, dry_run)?)
+    }
+
+    fn set_quota_used(&self, name: &Arc<str>, quota: &Quota, used: u64) -> Result<(), Refused> {
+        self.hub.quotas.set(name, quota, used, self.clock.unix_seconds());
+        Ok(quotas::save(&self.hub.quotas, &self.config.load().state_dir)?)
     }
 
     fn change_users(&self, users: Vec<config::User>, dry_run: bool) -> Result<Vec<Change>, Refused> {

@@ -30,6 +30,7 @@ pub fn socket_request(input: &[u8]) {
         Request::PeerAdd(peer) | Request::PeerReplace(peer) => added(&peer),
         Request::PeerList {}
         | Request::PeerSet(_)
+        | Request::PeerQuota { .. }
         | Request::PeerExport { .. }
         | Request::PeerRemove { .. }
         | Request::UserList {}

@@ -62,6 +62,7 @@ mod packing;
 mod paths;
 mod preshared;
 mod proxy;
+mod quota;
 mod rate;
 mod registry;
 mod reload;

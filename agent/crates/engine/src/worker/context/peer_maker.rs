@@ -13,7 +13,7 @@ use base::{
 use config::{self, Config, Rate};
 use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
-    relay::{DatagramRelay, Numbering},
+    relay::{DatagramRelay, Held, Numbering},
 };
 use ip::map::AddressMap;
 use rate::{AutoLimits, Limit, Share};
@@ -28,19 +28,27 @@ use crate::{
 };
 
 /// The limit that a peer's settings put on what is sent to it.
-pub(crate) fn limit_of(peer: &config::Peer) -> Limit {
-    match peer.rate {
-        None => Limit::None,
-        Some(Rate::Fixed(bits)) => Limit::Fixed(bits / 8),
-        Some(Rate::Auto) => {
-            Limit::Auto(AutoLimits { min: peer.least_rate() / 8, max: peer.rate_max.map(|bits| bits / 8) })
+pub(crate) fn limit_of(peer: &config::Peer, held: Held) -> Limit {
+    let most = |bits: u64| held.rate().unwrap_or(bits).min(bits) / 8;
+    match (peer.rate, held.rate()) {
+        (None, None) => Limit::None,
+        (None, Some(bits)) => Limit::Fixed(bits / 8),
+        (Some(Rate::Fixed(bits)), _) => Limit::Fixed(most(bits)),
+        (Some(Rate::Auto), slowed) => {
+            let max = peer.rate_max.into_iter().chain(slowed).min();
+            Limit::Auto(AutoLimits { min: most(peer.least_rate()), max: max.map(|bits| bits / 8) })
         }
     }
 }
 
 /// What the peer is told to send at most, in bytes a second.
-pub(crate) fn told_rate(peer: &config::Peer) -> Option<u64> {
-    peer.rate_receive.map(|bits| bits / 8)
+pub(crate) fn told_rate(peer: &config::Peer, held: Held) -> Option<u64> {
+    told_bits(peer, held).map(|bits| bits / 8)
+}
+
+/// The same in bits a second.
+pub(crate) fn told_bits(peer: &config::Peer, held: Held) -> Option<u64> {
+    peer.rate_receive.into_iter().chain(held.rate()).min()
 }
 
 /// Makes the peers of a worker.
@@ -59,8 +67,8 @@ impl PeerMaker<'_> {
         // Exactly one worker dials a peer.
         let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
         let account = self.hub.rate(id);
-        account.set_limit(limit_of(&peer), peer.rate_overhead, now);
-        account.received().set(told_rate(&peer));
+        account.set_limit(limit_of(&peer, Held::Free), peer.rate_overhead, now);
+        account.received().set(told_rate(&peer, Held::Free));
         Peer {
             origin,
             generation: 0,
@@ -85,6 +93,7 @@ impl PeerMaker<'_> {
             demand: Demand::default(),
             reach: Reach::default(),
             rates: Sampler::new(now),
+            charged: 0,
             throttles: Throttles {
                 connected: Throttle::new(Duration::from_secs(1)),
                 ..Throttles::new(LOG_INTERVAL)

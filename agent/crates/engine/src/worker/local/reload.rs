@@ -99,12 +99,24 @@ impl DataPlane {
         now: Instant,
         ends: impl Fn(&Origin) -> bool,
     ) {
+        self.end_flows_for(cx, id, FlowEnd::Reconfigured, now, ends);
+    }
+
+    /// The same for another reason.
+    pub(crate) fn end_flows_for(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        why: FlowEnd,
+        now: Instant,
+        ends: impl Fn(&Origin) -> bool,
+    ) {
         let Some(peer) = cx.peers.get(id) else { return };
         let ending = peer.data.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
         let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
         for flow in ending {
             if let Some(peer) = cx.peers.get_mut(id) {
-                peer.data.relay.stats.flows_ended[FlowEnd::Reconfigured] += 1;
+                peer.data.relay.stats.flows_ended[why] += 1;
             }
             self.close_flow(cx, id, flow, now);
         }

@@ -14,7 +14,9 @@ use crate::{
     control::driver::ControlStats,
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
-    status::{Accounting, PeerStatus, RateStatus, RepairStatus, StreamsStatus, TcpServiceStatus},
+    status::{
+        Accounting, PeerStatus, QuotaStatus, RateStatus, RepairStatus, StreamsStatus, TcpServiceStatus,
+    },
     worker::report::stats::{
         DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, WorkerSnapshot, label,
     },
@@ -128,6 +130,9 @@ static FAMILIES: &[Family] = &[
     peer(Type::Gauge, "culvert_queue_limit_bytes", "Bytes of payload that may wait in the relay's queue, all workers together.", |it| it.now.more.queue_bytes.into()),
     peer(Type::Gauge, "culvert_queue_limit_seconds", "How long a payload may wait before it is dropped.", |it| it.own.more.queue_time.into()),
     peer(Type::Gauge, "culvert_peer_rate_limit_bytes_per_second", "Limit on all that is sent to the peer, in bytes of IP packets a second: peer.rate, what an automatic rate is now, or the rate_receive of the peer; 0 without one.", |it| rate(&it.own, |rate| rate.limit().unwrap_or(0) as f64 / 8.0)),
+    peer(Type::Gauge, "culvert_peer_quota_bytes", "Bytes that the peer may have carried in a month; 0 without peer.quota.", |it| quota(it, |quota| quota.bytes)),
+    peer(Type::Gauge, "culvert_peer_quota_used_bytes", "Bytes that the peer has carried in this month, both directions together; 0 without peer.quota.", |it| quota(it, |quota| quota.used_bytes)),
+    peer(Type::Gauge, "culvert_peer_quota_reached", "1 while the peer has used up its quota: it is stopped, or slowed down.", |it| quota(it, |quota| u64::from(quota.used_bytes >= quota.bytes))),
     peer(Type::Gauge, "culvert_peer_path_queue_seconds", "Median wait of packets in queues of the path to the peer, as the peer reports; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| rate.auto.as_ref().map_or(0.0, |auto| auto.queue_delay_seconds))),
     peer(Type::Gauge, "culvert_peer_path_delivered_bytes_per_second", "Bytes of IP packets a second that arrive at the peer, as it reports; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| rate.auto.as_ref().map_or(0.0, |auto| auto.delivered_bits_per_second as f64 / 8.0))),
     peer(Type::Gauge, "culvert_peer_path_congested", "1 while the queue of the path to the peer says congestion: the link is full, by us or by others; 0 unless the rate is automatic.", |it| rate(&it.now, |rate| f64::from(u8::from(rate.auto.as_ref().is_some_and(|auto| auto.congested))))),
@@ -381,6 +386,10 @@ impl PeersOfLabel {
 /// A figure of a peer's limit, 0 without one.
 pub(crate) fn rate(peer: &PeerStatus, read: fn(&RateStatus) -> f64) -> Value {
     peer.rate.as_ref().map_or(0.0, read).into()
+}
+
+fn quota(peers: &PeersOfLabel, read: fn(&QuotaStatus) -> u64) -> Value {
+    peers.own.quota.as_ref().map_or(0, read).into()
 }
 
 fn streams(peers: &PeersOfLabel, read: fn(&StreamsStatus) -> u64) -> Value {

@@ -559,6 +559,8 @@ base::labelled! {
         NoRoute => "no_route",
         /// That host has no port, or no memory, left for a connection to the service.
         NoResources => "no_resources",
+        /// The peer has used up its quota.
+        Quota => "quota",
         /// This host has no resources for another connection.
         Accept => "accept",
         /// The peer opened a stream and did not name the service.
@@ -623,6 +625,8 @@ base::labelled! {
         Stalled => "stalled",
         /// An operator ended it.
         Operator => "operator",
+        /// The peer has used up its quota.
+        Quota => "quota",
     }
 }
 

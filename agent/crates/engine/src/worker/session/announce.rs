@@ -7,7 +7,7 @@ use config::{self, Config, Rate};
 use wire::messages::{self, Features, Message};
 
 use crate::worker::{
-    context::{Context, timer::index_u32},
+    context::{Context, peer_maker::told_bits, timer::index_u32},
     session::Conn,
 };
 
@@ -73,7 +73,7 @@ impl Conn<'_> {
 
     /// Tells the peer the most that it should send; at first only if that is limited.
     pub(crate) fn tell_rate(&mut self, always: bool) {
-        let limit = self.data.config.rate_receive;
+        let limit = told_bits(&self.data.config, self.data.relay.held);
         if always || limit.is_some() {
             self.control.send(&Message::ReceiveRate { bits_per_second: limit.unwrap_or(0) });
         }

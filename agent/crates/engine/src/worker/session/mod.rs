@@ -84,6 +84,11 @@ pub(crate) struct Sessions {
 }
 
 impl Sessions {
+    /// The wall clock, in seconds.
+    pub(crate) fn unix_seconds(&self) -> u64 {
+        self.clock.unix_seconds()
+    }
+
     /// Stops dialling a peer. An attempt whose hello is on its way stays: the far end keeps the connection that began last, and both
     /// ends must agree.
     pub(crate) fn stop_dialling(&mut self, cx: &mut Context, id: PeerId, now: Instant) {

@@ -11,8 +11,8 @@ use crate::{
     control::connections::StreamConnection,
     peer::Peer,
     status::{
-        Accounting, ContestedStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, SendError,
-        StreamConnectionStatus, StreamsStatus, add_some,
+        Accounting, ContestedStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, QuotaStatus,
+        SendError, StreamConnectionStatus, StreamsStatus, add_some,
     },
     worker::{
         context::{
@@ -164,6 +164,15 @@ impl Sessions {
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
             rate: rate_of(relay, peer.session.is_some(), now),
+            quota: peer.data.config.quota.map(|quota| {
+                let view = cx.hub.quotas.view(peer.name(), &quota, self.unix_seconds());
+                QuotaStatus {
+                    bytes: quota.bytes,
+                    used_bytes: view.used,
+                    until_unix: view.until,
+                    state: view.held.label().into(),
+                }
+            }),
             repair: cx.repair_of(peer, now),
             uplink: Accounting {
                 account: relay.uplink,

@@ -10,6 +10,7 @@ use std::{
 use base::ids::PeerId;
 use dataplane::{
     forward::tcp::{Cause, Knows, Pumped, TcpForward, TcpId},
+    relay::Held,
     sockets::Source,
 };
 use net::{TcpStream, Token};
@@ -183,6 +184,9 @@ impl TcpForwards {
         let forward = cx.config.tcp.get(port).ok_or(TcpRefusal::UnknownService)?;
         let id = cx.peers.of_forward(forward);
         let peer = cx.peers.get_mut(id).ok_or(TcpRefusal::NotConnected)?;
+        if peer.data.relay.held == Held::Stopped {
+            return Err(TcpRefusal::Quota);
+        }
         peer.data.link.as_ref().ok_or(TcpRefusal::NotConnected)?;
         let service = peer.data.relay.services.of_tcp(&forward.service);
         let messages::Service { number: service, client: tells_client, .. } =
@@ -235,10 +239,18 @@ impl TcpForwards {
     ) {
         let handle = ConnectionHandle(key.connection);
         let most = cx.config.limits.tcp_streams_per_peer;
+        let mut forward = TcpForward::accepted(key.stream, cx.known_by(peer), now);
+        if cx.peers.get(peer).is_some_and(|state| state.data.relay.held == Held::Stopped) {
+            cx.stats.totals.tcp.refused[TcpRefusal::Quota] += 1;
+            if let Some(quinn) = sessions.control.quinn(handle) {
+                forward.refuse(quinn, StreamAnswer::LimitReached);
+            }
+            return;
+        }
+        // Asked last, because it counts the forward as one that is open.
         let full = cx.is_full()
             || !cx.takes_streams(peer, handle, now)
             || cx.peers.get(peer).is_none_or(|state| !state.forwards.of_all.open(cx.id.index, most));
-        let mut forward = TcpForward::accepted(key.stream, cx.known_by(peer), now);
         if full {
             cx.stats.totals.tcp.refused[TcpRefusal::Limit] += 1;
             cx.tcp_ceiling_reached(peer, now);
@@ -452,6 +464,19 @@ impl TcpForwards {
         self.abort_where(cx, sessions, |open| {
             open.forward.service().is_some_and(|service| ends(open.peer, service as usize))
         });
+    }
+
+    /// Resets both sides of the forwards with a peer that has used up its quota.
+    pub(crate) fn end_at_quota(&mut self, cx: &mut Context, sessions: &mut Sessions, id: PeerId) {
+        for (_, OpenForward { key, peer, forward, sight }) in self.open.iter_mut() {
+            if *peer == id
+                && let Some(quinn) = sessions.control.quinn(ConnectionHandle(key.connection))
+            {
+                forward.reset(quinn);
+                sight.end = Some(TcpEnd::Quota);
+            }
+        }
+        self.abort_where(cx, sessions, |open| open.peer == id);
     }
 
     /// Resets the TCP side of the forwards for which `ends` is true.

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use base::ids::PeerId;
+use dataplane::relay::Held;
 use rate::RateAccount;
 
 use crate::worker::context::Context;
@@ -18,7 +19,7 @@ impl Toll {
     /// Of forwards of `peer`.
     pub(super) fn of(cx: &Context, peer: PeerId, now: Instant) -> Self {
         let data = cx.peers.get(peer).map(|peer| &peer.data);
-        let told = data.filter(|data| data.config.rate_receive.is_some());
+        let told = data.filter(|data| data.config.rate_receive.is_some() || data.relay.held != Held::Free);
         let account = told.map(|data| Arc::clone(&data.relay.share.account));
         let rests_until = account.as_ref().and_then(|account| account.received().rests_until(now));
         Self { account, rests_until }

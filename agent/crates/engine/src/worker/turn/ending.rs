@@ -80,6 +80,7 @@ impl Worker {
         }
         if !self.stopped {
             self.stopped = true;
+            self.count_last_of_quotas();
             self.cx.hub.stopped();
         }
         let telling = self.sessions.control.iter().any(|connection| connection.identity.key().is_some());

@@ -9,7 +9,7 @@
 //! | frames of peers without lanes | `plain.rs`; lost payloads that are repaired: `repair.rs` |
 //! | what the kernel refuses to send | `kernel_refusals.rs` |
 //! | once a second | `housekeeping.rs` |
-//! | a reload, a changed peer | `reload.rs` |
+//! | a reload, a changed peer | `reload.rs`; a peer at its quota: `quota.rs` |
 //! | snapshots; what `culvert status PEER` reads | `publish.rs`; `inspect.rs` |
 //! | the start and the end of a worker | `start.rs`; `ending.rs` |
 //! | what tests read of a worker | `inspection.rs`, behind a feature |
@@ -61,6 +61,7 @@ pub(crate) mod kernel_refusals;
 pub(crate) mod messages;
 pub(crate) mod plain;
 pub(crate) mod publish;
+mod quota;
 pub(crate) mod reload;
 pub(crate) mod repair;
 pub(crate) mod serve;

@@ -11,7 +11,10 @@ use std::{mem, sync::Arc, time::Instant};
 
 use base::{ids::PeerId, throttle::Throttle};
 use config::{self, Config, Limits, Service};
-use dataplane::{lanes::LaneId, relay::Origin};
+use dataplane::{
+    lanes::LaneId,
+    relay::{Held, Origin},
+};
 use ip::map::AddressMap;
 use wire::messages::CloseReason;
 
@@ -114,7 +117,7 @@ impl Worker {
             // In `limit_of`; the peer is told of some (`Conn::follow`).
             rate: _, rate_min: _, rate_max: _, rate_receive: _,
             // Bounds of the relay, or read where they are used.
-            name: _, origin, preshared_key_files: _, keepalive: _, drop: _, flow_quota: _, queue: _, aqm: _, dscp: _,
+            name: _, origin, preshared_key_files: _, keepalive: _, drop: _, flow_quota: _, quota, queue: _, aqm: _, dscp: _,
             // At the next connection.
             lanes: _, profile: _, congestion: _, thin: _,
         } = &*wanted;
@@ -147,9 +150,10 @@ impl Worker {
             }
             tracing::info!(peer = &*wanted.name, "peer changed");
         }
-        cx.hub.rate(id).received().set(told_rate(&wanted));
-        let limit = limit_of(&wanted);
-        let is_other_rate = (limit_of(&old), old.rate_overhead) != (limit, *rate_overhead);
+        let held = cx.peers.get(id).map_or(Held::Free, |peer| peer.data.relay.held);
+        cx.hub.rate(id).received().set(told_rate(&wanted, held));
+        let limit = limit_of(&wanted, held);
+        let is_other_rate = (limit_of(&old, held), old.rate_overhead) != (limit, *rate_overhead);
         if is_other_rate {
             cx.hub.rate(id).set_limit(limit, *rate_overhead, now);
             sessions.control.rate_changed(id);
@@ -169,6 +173,9 @@ impl Worker {
             tunnel.route_peer(cx, id, now);
         }
         cx.stats.unpublished = true;
+        if old.quota != *quota {
+            self.quota_changed(id, old.quota.is_some(), now);
+        }
     }
 
     /// Ends the flows and connections to services that were removed or have another upstream, and applies new idle times.

@@ -1,8 +1,10 @@
 //! One peer in full, and one lane.
 
+use config::quota::{bytes_text, date_text};
+
 use crate::control_socket::status::{
-    LaneDetails, LanePackets, LaneStatus, PeerStatus, RateStatus, RepairStatus, Status, StreamsStatus,
-    TcpServiceStatus,
+    LaneDetails, LanePackets, LaneStatus, PeerStatus, QuotaStatus, RateStatus, RepairStatus, Status,
+    StreamsStatus, TcpServiceStatus,
     page::{Facts, Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -130,6 +132,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("TCP carried", carried(peer.tcp.uplink_bytes, peer.tcp.downlink_bytes));
     facts.add("waiting", format!("{waiting} datagrams, {waiting_bytes}, the oldest for {oldest}"));
     facts.add("rate limit", or_dash(peer.rate.as_ref().map(rate_limit)));
+    facts.add("quota", or_dash(peer.quota.as_ref().map(quota)));
     facts.add("path", or_dash(peer.rate.as_ref().and_then(measured_path)));
     facts.add("repair", or_dash(peer.repair.as_ref().map(repair_sent)));
     facts.add("repaired", or_dash(peer.repair.as_ref().map(repair_received)));
@@ -149,6 +152,14 @@ fn rate_limit(rate: &RateStatus) -> String {
     let limit = rate.limit().map_or_else(|| "none".to_owned(), |limit| bits(limit as f64 / 8.0));
     let [median, p99] = [rate.delay_p50_seconds, rate.delay_p99_seconds].map(wait);
     format!("{limit} ({from}), wait {median} median, {p99} p99, {marked} marked")
+}
+
+/// What is used up of a quota, and until when it counts.
+fn quota(quota: &QuotaStatus) -> String {
+    let used = if quota.bytes == 0 { 0.0 } else { quota.used_bytes as f64 / quota.bytes as f64 };
+    let (used, until) = (share(used), date_text(quota.until_unix));
+    let most = bytes_text(quota.bytes);
+    format!("{used} of {most} used until {until}, {}", quota.state)
 }
 
 /// What an automatic rate follows from.

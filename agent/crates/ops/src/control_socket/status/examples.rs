@@ -230,6 +230,12 @@ pub(super) fn connected() -> PeerStatus {
         }),
         queue: QueueStatus { datagrams: 2, bytes: 2_000, age_seconds: 0.004 },
         rate: Some(rate()),
+        quota: Some(QuotaStatus {
+            bytes: 500_000_000_000,
+            used_bytes: 412_000_000_000,
+            until_unix: 1_780_272_000,
+            state: "free".into(),
+        }),
         repair: Some(repair()),
         lane_packets: LanePackets {
             sent: 10_000,

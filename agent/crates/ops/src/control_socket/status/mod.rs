@@ -28,7 +28,7 @@ mod users;
 use engine::status::meanings;
 pub use engine::status::{
     Accounting, AutoRateStatus, ContestedStatus, Counts, FlowStatus, ForwardStatus, LaneDetails, LanePackets,
-    LaneRates, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, RateStatus,
+    LaneRates, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, QuotaStatus, RateStatus,
     RepairStatus, RoutePeerStatus, RouteStatus, SendError, SocketStatus, StreamConnectionStatus,
     StreamsStatus, TcpServiceStatus, TcpStatus, TunDirection, TunStatus, Word,
 };

@@ -97,6 +97,7 @@ exit: connected
   TCP carried    2.5 kB up, 75.0 MB down
   waiting        2 datagrams, 2.0 kB, the oldest for 4.0 ms
   rate limit     48.0 Mbit/s (measured), wait 500 µs median, 7.0 ms p99, 12 marked
+  quota          82.40 % of 500GB used until 2026-06-01, free
   path           steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
   repair         retransmit, 80 of 90 payloads numbered, 4 sent again, 0 symbols, overhead 3.10 %, 0 without memory
   repaired       lost 5 (6.60 %), 4 came again, 0 from symbols, 1 given up after 200.0 ms, 0 late, 0 twice, delay 81.0 ms (0 µs median, 90.0 ms p99 of all)
