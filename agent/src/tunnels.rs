@@ -1,4 +1,4 @@
-//! Serves the requests of users: CONNECT and CONNECT-UDP, on a thread beside the packet path, which starts with the first of them.
+//! Serves the requests of users: CONNECT, CONNECT-UDP and CONNECT-IP (`packets.rs`), on a thread beside the packet path, which starts with the first of them.
 //!
 //! ```text
 //!   worker ══ Exchange (bytes), Datagrams ══ task of this thread ══ socket ══ what the user reaches
@@ -18,7 +18,7 @@ use base::{
     panics::{self, Part},
 };
 use bytes::{Bytes, BytesMut};
-use engine::control::web::{Abandoned, Datagrams, Exchange, Tunnel, Tunnels, refused};
+use engine::control::web::{Abandoned, Asked, Datagrams, Exchange, Tunnel, Tunnels, refused};
 use h3::message::Response;
 use net::task;
 use socket2::SockRef;
@@ -35,6 +35,8 @@ use users::{
     policy::Transport,
     target::Target,
 };
+
+mod packets;
 
 /// Requests that wait for the thread; each worker is told at once if there are more.
 const MOST_WAITING: usize = 256;
@@ -127,7 +129,14 @@ impl From<io::Error> for Broken {
 
 /// Serves a request to its end; whether the worker was told of it.
 async fn one(tunnel: Tunnel) -> bool {
-    let Tunnel { grant, session: _session, client, target, transport, exchange, datagrams } = tunnel;
+    let Tunnel { grant, session: _session, client, asked, exchange, datagrams } = tunnel;
+    let (target, transport) = match asked {
+        Asked::Port(target, transport) => (target, transport),
+        Asked::Packets(scope) => {
+            packets::serve(&grant, scope, client, &exchange, datagrams.as_deref()).await;
+            return true;
+        }
+    };
     let account = Arc::clone(grant.account());
     let opened = async {
         match transport {

@@ -62,6 +62,9 @@ struct Add {
     /// A network that it may reach, as in 10.1.0.0/16 or 0.0.0.0/0:443; may be repeated
     #[arg(long = "network", value_name = "PREFIX[:PORT]")]
     networks: Vec<String>,
+    /// An inner address of http.pool that it has for good over CONNECT-IP; one of each family
+    #[arg(long = "address", value_name = "ADDRESS")]
+    addresses: Vec<String>,
     /// From when on it is let in no more, as in 2027-01-31
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
@@ -83,6 +86,9 @@ struct Set {
     /// Networks, likewise
     #[arg(long = "network", value_name = "[+-=]PREFIX[:PORT]", allow_hyphen_values = true)]
     networks: Vec<String>,
+    /// Inner addresses, likewise
+    #[arg(long = "address", value_name = "[+-=]ADDRESS", allow_hyphen_values = true)]
+    addresses: Vec<String>,
     /// From when on it is let in no more, as in 2027-01-31; never: as long as it is there
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
@@ -194,6 +200,7 @@ impl Add {
             password_key: key.to_string(),
             services: self.services,
             networks: self.networks,
+            addresses: self.addresses,
             expires: self.expires,
             disabled: false,
         };
@@ -229,7 +236,9 @@ impl Set {
 
     fn change(&self, key: Option<&PasswordKey>) -> Result<PeerChange, Failure> {
         let mut change = PeerChange { name: self.name.clone(), ..PeerChange::default() };
-        for (key, values) in [("services", &self.services), ("networks", &self.networks)] {
+        for (key, values) in
+            [("services", &self.services), ("networks", &self.networks), ("address", &self.addresses)]
+        {
             Elements::of(values).into_change(key, &mut change);
         }
         match self.expires.as_deref() {
@@ -341,6 +350,7 @@ fn instructions(name: &str, password: &str, config: Option<&Config>) -> String {
          proxy:                     https://{name}:{password}@{host}:{port}\n\
          curl --proxy-http3:        --proxy https://{host}:{port} --proxy-header \"proxy-authorization: Basic {basic}\"\n\
          CONNECT-UDP (RFC 9298):    https://{host}:{port}/.well-known/masque/udp/{{target_host}}/{{target_port}}/\n\
+         CONNECT-IP (RFC 9484):     https://{host}:{port}/.well-known/masque/ip/{{target}}/{{ipproto}}/\n\
          field of each request:     proxy-authorization: Basic {basic}"
     )
 }

@@ -26,6 +26,7 @@ mod shell;
 mod source_check;
 mod stop;
 mod two_sites;
+mod users;
 mod warned;
 
 use culvert_tests::needs;

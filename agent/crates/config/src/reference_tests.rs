@@ -232,6 +232,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "http.names" => "[\"www.example.org\"]",
         "http.listen" => "[\"127.0.0.1:9443\"]",
         "http.trusted" => "[\"10.7.0.0/16\"]",
+        "http.pool" => "[\"10.9.2.0/24\"]",
+        "user.address" => "[\"10.9.1.7\"]",
         "http.site" => "\"http://127.0.0.1:8081\"",
         "metrics.names" => "[\"prometheus.example.org\"]",
         "tun.up" | "tun.down" => "[\"/bin/true\"]",
@@ -277,6 +279,7 @@ fn every_key_has_its_effect() {
             "peer.rate_min" | "peer.rate_max" => with(&example(), "peer.rate", Some("\"auto\"")),
             // With TLS it needs files.
             "http.listen" => with(&example(), "http.tls", Some("false")),
+            "user.address" => with(&example(), "http.pool", Some("[\"10.9.1.0/24\"]")),
             "service.proxy_protocol" => with(&example(), "service.protocol", Some("\"tcp\"")),
             _ => example(),
         };

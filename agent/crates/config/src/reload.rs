@@ -123,6 +123,9 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bo
     config.tun = changes.tun(running.tun.as_ref(), config.tun);
     changes.section("metrics.", &running.admin, &mut config.admin, names, &[]);
     changes.section("http.", &running.http, &mut config.http, names, &[]);
+    if let Some(tun) = &mut config.tun {
+        tun.pool.clone_from(&config.http.pool);
+    }
     if running.http.certificate_file == config.http.certificate_file {
         changes.certificate(running.certificate.as_ref(), config.certificate.as_ref());
     }

@@ -303,7 +303,7 @@ impl Head<'_> {
     ) -> Draft {
         let Self { base, listens, .. } = *self;
         peers.iter_mut().for_each(|peer| peer.resolve_paths(base));
-        let (transport, tun) = (self.transport.clone(), self.tun.clone());
+        let (transport, mut tun) = (self.transport.clone(), self.tun.clone());
         let dials = self.dials || !directory.files.is_empty();
         let udp = checks.read_forwards::<Forward>(&mut root, "udp", |forward| forward);
         let tcp = checks.read_forwards::<TcpForward>(&mut root, "tcp", |TcpForward(forward)| forward);
@@ -311,6 +311,10 @@ impl Head<'_> {
         let (admin, token_file) = checks.read_admin(&mut root, base);
         let (http, web) = checks.read_http(&mut root, base, &transport.listen);
         checks.reachable_users(&self.users, &http, &root.at);
+        if let Some(tun) = &mut tun {
+            tun.pool.clone_from(&http.pool);
+        }
+        checks.inner_addresses(&self.users, &http, tun.as_ref(), &peers, &root.at);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
         let limits = checks.read_limits(&mut root, peers.len(), self.memory);
@@ -496,7 +500,7 @@ impl Checks {
         let keys = ["certificate_file", "key_file", "names"];
         let on_tcp = !http.listen.is_empty();
         let missing = keys.iter().zip(has).find(|(_, has)| !has).map(|(key, _)| *key);
-        let used = keys.into_iter().chain(["site"]).find(|key| table.has(key));
+        let used = keys.into_iter().chain(["site", "pool"]).find(|key| table.has(key));
         if on_tcp {
             self.check_http_listen(&table, &http, missing, quic);
         } else if let Some((missing, used)) = missing.zip(used) {

@@ -429,6 +429,9 @@ section! {
         /// The web server whose answers they get, over HTTP/1.1: `"http://127.0.0.1:8080"`. Over HTTP/3 it is asked for GET, HEAD and
         /// POST, on TCP for every method but CONNECT and TRACE; while it is down the answer is 502. Left out, every answer is 404.
         site: Option<Endpoint> = None, text("web server", value::site, |site| format!("http://{site}")).optional(), NextConnection;
+        /// Inner addresses for users of CONNECT-IP, which get one of each family: prefixes that nobody else has, and that are routed
+        /// into the TUN device ([operations](operations.md#ip-packets-of-users)). Left out, there is no CONNECT-IP.
+        pool: Vec<IpNet> = Vec::new(), text("prefix", network_prefix, ToString::to_string).list(), Restart;
     }
 }
 

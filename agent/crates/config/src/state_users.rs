@@ -29,6 +29,7 @@ pub fn users(config: &Config, state: &str) -> Result<Vec<User>, ConfigProblems> 
     let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
     let tables = root.tables("user", &mut checks.report);
     checks.read_users(tables, &mut users);
+    checks.inner_addresses(&users, &config.http, config.tun.as_ref(), &[], &root.at);
     let (problems, _) = checks.report.into_parts();
     if problems.is_empty() { Ok(users) } else { Err(ConfigProblems { file: None, problems }) }
 }

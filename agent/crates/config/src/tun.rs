@@ -82,6 +82,10 @@ section! {
         /// The same for a stop, while packets still pass. It has 5 s.
         down: Vec<String> = Vec::new(), command(), Restart;
     }
+    also {
+        /// The prefixes of `http.pool`, which are routed into the device, too.
+        pool: Vec<IpNet> = Vec::new();
+    }
 }
 
 spelled! {

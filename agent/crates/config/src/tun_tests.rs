@@ -29,6 +29,7 @@ fn accepted(more: &str) -> Config {
 fn a_tunnel_has_defaults_and_every_value_arrives() {
     let config = accepted("");
     let tun = Tun {
+        pool: Vec::new(),
         name: "culvert0".into(),
         addresses: nets(&["10.9.0.1/24", "fd09::1/64"]),
         mtu: None,

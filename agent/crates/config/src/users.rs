@@ -1,7 +1,7 @@
 //! `[[user]]`: who may go through the web server of `[http]`, and what to, wherever it stands: in the configuration or in the state file.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     net::IpAddr,
     str::FromStr,
@@ -14,7 +14,7 @@ use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Http,
+    Http, Peer, Tun,
     checks::Checks,
     kinds::{Kind, granted, name, text, truth},
     prefix::network_prefix,
@@ -54,6 +54,15 @@ fn network() -> Kind<Network> {
     text("network", Network::read, ToString::to_string)
 }
 
+fn inner() -> Kind<IpAddr> {
+    let read = |text: &str| {
+        text.parse().map_err(|_| {
+            bad(format!("{text:?} is no address"), "write one without a prefix length, as in \"10.9.1.7\"")
+        })
+    };
+    text("address", read, ToString::to_string)
+}
+
 section! {
     /// A `[[user]]`: a client with a password, and what it may reach through the web server of `[http]`.
     #[derive(Clone, Debug, PartialEq)]
@@ -68,6 +77,9 @@ section! {
         /// The networks that the user may reach, as far as a service with `upstream = "any"` allows it. With a port, as in
         /// `"0.0.0.0/0:443"` or `"[2001:db8::/32]:443"`, only that one.
         networks: Vec<Network> = Vec::new(), network().list(), Now;
+        /// The inner addresses that the user has for good over CONNECT-IP, at most one of each family, out of `http.pool`. With several
+        /// devices the newest has them, and the others get some of the pool, as all do without this key.
+        addresses as address: Vec<IpAddr> = Vec::new(), inner().list(), Now;
         /// From when on the user is let in no more; what is open then ends.
         expires: Option<u64> = None, moment().optional(), Now;
         /// Whether the user is shut out for now.
@@ -128,6 +140,9 @@ pub struct NewUser {
     pub services: Vec<String>,
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub networks: Vec<String>,
+    /// Its inner addresses.
+    #[serde(default, rename = "address", skip_serializing_if = "Vec::is_empty")]
+    pub addresses: Vec<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -172,6 +187,64 @@ impl Checks {
             let at = At { path: "user".to_owned(), ..At::file(PeerOrigin::Config) };
             let problem = format!("there are {} users, and {MAX_USERS} are allowed", users.len());
             self.report.add(&at, problem, "remove some, or split them over several agents");
+        }
+    }
+
+    /// Checks the inner addresses of users against `http.pool` and each other, and the pool against those of peers and the device.
+    pub(super) fn inner_addresses(
+        &mut self,
+        users: &[User],
+        http: &Http,
+        tun: Option<&Tun>,
+        peers: &[Peer],
+        root: &At,
+    ) {
+        let at = |key: &str, file| At { path: key.to_owned(), ..At::file(file) };
+        if !http.pool.is_empty() && tun.is_none() {
+            let remedy = "add [tun], or remove the key";
+            self.report.note(root, "http.pool has no effect without a TUN device", remedy);
+        }
+        for pool in &http.pool {
+            let inside = |net: &&IpNet| pool.contains(*net);
+            if let Some((peer, net)) =
+                peers.iter().find_map(|peer| Some((peer, peer.allowed_ips.iter().find(inside)?)))
+            {
+                let problem = format!("{net} of the peer {:?} lies in http.pool, {pool}", peer.name);
+                self.report.add(
+                    &at("http.pool", PeerOrigin::Config),
+                    problem,
+                    "take other addresses for one of them",
+                );
+            }
+        }
+        let mut holders: BTreeMap<IpAddr, &str> = BTreeMap::new();
+        let own = tun
+            .iter()
+            .flat_map(|tun| &tun.addresses)
+            .map(IpNet::addr)
+            .map(|address| (address, "the TUN device"));
+        holders.extend(own);
+        for user in users {
+            for address in &user.addresses {
+                let problem = if !http.pool.iter().any(|pool| pool.contains(address)) {
+                    format!("{address} of the user {:?} is not in http.pool", user.name)
+                } else if let Some(holder) = holders.insert(*address, &user.name) {
+                    format!("{address} of the user {:?} is that of {holder}, too", user.name)
+                } else {
+                    continue;
+                };
+                self.report.add(
+                    &at("user.address", user.origin),
+                    problem,
+                    "give the user another address of http.pool",
+                );
+            }
+            if user.addresses.iter().filter(|address| address.is_ipv4()).count() > 1
+                || user.addresses.iter().filter(|address| address.is_ipv6()).count() > 1
+            {
+                let problem = format!("{:?} has two addresses of one family", user.name);
+                self.report.add(&at("user.address", user.origin), problem, "leave one of each family");
+            }
         }
     }
 

@@ -33,6 +33,51 @@ fn problem(text: &str) -> String {
     Config::parse(text, Path::new("/")).map(drop).unwrap_err().to_string()
 }
 
+/// [`HEAD`] with a pool, and a TUN device.
+fn pooled(pool: &str, more: &str) -> String {
+    let http =
+        HEAD.replace("[http]\n", &format!("tun.address = [\"10.9.1.1/24\"]\n[http]\npool = [{pool}]\n"));
+    format!("{http}{more}")
+}
+
+#[test]
+fn inner_addresses_are_of_the_pool_and_one_user_s() {
+    let pool = "\"10.9.1.0/24\", \"fd09:1::/64\"";
+    let anna = user("anna", "services = [\"web\"]\naddress = [\"10.9.1.7\", \"fd09:1::7\"]");
+    let config = parse(&pooled(pool, &anna));
+    assert_eq!(notes(&config), [""; 0]);
+    let addresses: Vec<String> = config.users[0].addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(addresses, ["10.9.1.7", "fd09:1::7"]);
+    assert_eq!(config.tun.unwrap().pool, config.http.pool);
+    let peer = "[[peer]]\nname = \"b\"\npublic_key = \"bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA\"\nallowed_ips = [\"10.9.1.8/29\"]\n";
+    let of = |address: &str| user("ben", &format!("services = [\"web\"]\naddress = [{address}]"));
+    for (more, wrong) in [
+        (of("\"10.9.2.7\""), "is not in http.pool"),
+        (of("\"10.9.1.7\""), "is that of anna, too"),
+        (of("\"10.9.1.1\""), "is that of the TUN device, too"),
+        (of("\"10.9.1.8\", \"10.9.1.9\""), "two addresses of one family"),
+        (of("\"10.9.1.8/32\""), "is no address"),
+        (peer.to_owned(), "lies in http.pool"),
+    ] {
+        let said = problem(&pooled(pool, &format!("{anna}{more}")));
+        assert!(said.contains(wrong) && said.contains("(remedy: "), "{more}: {said}");
+    }
+    let without = parse(&HEAD.replace("[http]\n", "[http]\npool = [\"10.9.1.0/24\"]\n"));
+    assert!(notes(&without)[0].contains("no effect without a TUN device"), "{:?}", notes(&without));
+}
+
+#[test]
+fn inner_addresses_of_the_state_file_are_checked_when_they_are_set() {
+    let config =
+        parse(&pooled("\"10.9.1.0/24\"", &user("anna", "address = [\"10.9.1.7\"]\nservices = [\"web\"]")));
+    let ben = |address: &str| user("ben", &format!("services = [\"web\"]\naddress = [\"{address}\"]"));
+    assert_eq!(state::users(&config, &ben("10.9.1.8")).unwrap().len(), 2);
+    for (address, wrong) in [("10.9.1.7", "is that of anna, too"), ("10.9.3.7", "is not in http.pool")] {
+        let said = state::users(&config, &ben(address)).unwrap_err().to_string();
+        assert!(said.contains(wrong), "{said}");
+    }
+}
+
 #[test]
 fn what_a_user_may_say() {
     let all = "services = [\"web\"]\nnetworks = [\"10.1.0.0/16\", \"0.0.0.0/0:443\", \"[2001:db8::/32]:80\", \"2001:db8::1\"]\n\

@@ -7,7 +7,7 @@
 //! | what is a request, what a response | [`message`], and its [`fields`] |
 //! | how are field sections written | [`qpack`] |
 //! | what stands on streams | [`frame`], [`settings`], [`stream`] |
-//! | what stands in tunnels and datagrams | [`capsule`], [`mod@datagram`] |
+//! | what stands in tunnels and datagrams | [`capsule`], [`mod@datagram`]; of connect-ip: [`addresses`] |
 //! | with which code does something end | [`error`] |
 //! | how are integers written | [`varint`] |
 //!
@@ -16,6 +16,7 @@
 #![warn(missing_docs)]
 #![warn(clippy::missing_errors_doc)]
 
+pub mod addresses;
 pub mod capsule;
 pub mod connection;
 pub mod datagram;

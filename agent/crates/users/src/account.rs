@@ -5,9 +5,12 @@
 //!   from_target = to_user   + dropped to the user   + waiting
 //! ```
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering},
+use std::{
+    net::IpAddr,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, AtomicUsize, Ordering},
+    },
 };
 
 use base::counts::{Counts, PerKind};
@@ -43,6 +46,12 @@ base::labelled! {
         Connections => "connections",
         /// As many names are looked up for the user, or for all users, as may be at a time.
         Lookups => "lookups",
+        /// No address of `http.pool` is free.
+        Addresses => "addresses",
+        /// The path to the user carries IP packets of less than 1,280 bytes; the session was ended.
+        PathTooSmall => "path_too_small",
+        /// The client's capsules are malformed, or too many; the session was ended.
+        Capsules => "capsules",
     }
 }
 
@@ -56,7 +65,8 @@ impl Refusal {
             Self::Service | Self::Network | Self::Address => 403,
             Self::Resolve | Self::Refused | Self::Unreachable => 502,
             Self::Timeout => 504,
-            Self::Sessions | Self::Connections | Self::Lookups => 503,
+            Self::Capsules => 400,
+            Self::Sessions | Self::Connections | Self::Lookups | Self::Addresses | Self::PathTooSmall => 503,
         }
     }
 
@@ -64,14 +74,17 @@ impl Refusal {
     #[must_use]
     pub const fn proxy_error(self) -> &'static str {
         match self {
-            Self::Target | Self::Protocol => "http_request_error",
+            Self::Target | Self::Protocol | Self::Capsules => "http_request_error",
             Self::Service | Self::Network => "http_request_denied",
             Self::Address => "destination_ip_prohibited",
             Self::Resolve => "dns_error",
             Self::Refused => "connection_refused",
             Self::Unreachable => "destination_ip_unroutable",
             Self::Timeout => "connection_timeout",
-            Self::Sessions | Self::Connections | Self::Lookups => "connection_limit_reached",
+            Self::Sessions | Self::Connections | Self::Lookups | Self::Addresses => {
+                "connection_limit_reached"
+            }
+            Self::PathTooSmall => "proxy_configuration_error",
         }
     }
 }
@@ -105,12 +118,20 @@ base::labelled! {
         UnknownContext => "unknown_context",
         /// A capsule that is no datagram, or a datagram without a context ID.
         UnknownCapsule => "unknown_capsule",
-        /// The session ended before it was sent, or no session has its stream.
+        /// The session ended before it was sent, or no session has its stream; of IP packets also before it has addresses.
         Ended => "ended",
         /// QUIC gave it up before it was sent: the connection ended, or its path takes smaller packets.
         Unsent => "unsent",
         /// QUIC gave it up before it was read.
         ReceiveOverflow => "receive_overflow",
+        /// It is no IP packet.
+        Malformed => "malformed",
+        /// An IP packet whose source is not the user's address, or one to the user from where the user may not reach.
+        Source => "source",
+        /// An IP packet to where the user may not reach, or to what the session is not for.
+        Destination => "destination",
+        /// An IP packet of another protocol than the session is for.
+        Protocol => "protocol",
     }
 }
 
@@ -138,6 +159,8 @@ pub struct UserFigures {
     pub name: Arc<str>,
     /// Sessions that are open.
     pub sessions: usize,
+    /// The inner addresses of sessions of CONNECT-IP, in order.
+    pub addresses: Vec<IpAddr>,
     /// Sessions that were opened.
     pub opened: u64,
     /// When credentials of the user were good, in seconds since the Unix epoch; 0 for never since the start.
@@ -198,6 +221,12 @@ impl Account {
         self.bytes(place, bytes);
     }
 
+    /// Counts datagrams with payloads of `bytes` together.
+    pub(crate) fn several(&self, place: Place, datagrams: u64, bytes: u64) {
+        self.datagrams[place].fetch_add(datagrams, Ordering::Relaxed);
+        self.bytes[place].fetch_add(bytes, Ordering::Relaxed);
+    }
+
     /// Counts datagrams that were dropped on their way from the user.
     pub fn dropped_from_user(&self, reason: Dropped, count: u64) {
         self.dropped_from[reason].fetch_add(count, Ordering::Relaxed);
@@ -241,6 +270,7 @@ impl Account {
         UserFigures {
             name: Arc::clone(&self.name),
             sessions: self.sessions.load(Ordering::Relaxed),
+            addresses: Vec::new(),
             opened: read(&self.opened),
             last_seen: read(&self.last_seen),
             bytes: Counts::from_fn(|place| read(&self.bytes[place])),

@@ -7,12 +7,13 @@
 //! | what stands in `authorization` and `proxy-authorization` | `credentials.rs` |
 //! | which addresses may be reached | [`policy`] |
 //! | what does a client ask for | [`target`] |
-//! | how is it opened | `open.rs` |
+//! | how is it opened | `open.rs`; as IP packets: [`ip`] |
 //! | how many names are looked up for it at a time | `lookups.rs` |
 //! | what is counted | [`account`] |
 
 use std::{
     collections::HashMap,
+    net::IpAddr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -27,6 +28,7 @@ use tokio::sync::watch;
 
 pub mod account;
 mod credentials;
+pub mod ip;
 mod lookups;
 mod open;
 pub mod policy;
@@ -39,6 +41,7 @@ pub use self::open::Open;
 use self::{
     account::{Account, UserFigures},
     credentials::{Presented, presented},
+    ip::{Links, Own},
     lookups::Lookups,
     policy::Policy,
 };
@@ -71,6 +74,9 @@ struct Together {
     sessions: AtomicUsize,
     connections: AtomicUsize,
     lookups: Lookups,
+    links: Arc<Links>,
+    /// The addresses of this host.
+    own: Own,
 }
 
 struct Entry {
@@ -85,6 +91,8 @@ struct Access {
     password: PasswordKey,
     services: Vec<Reachable>,
     networks: Vec<Network>,
+    /// The inner addresses that the user has for good.
+    addresses: Vec<IpAddr>,
     policy: Policy,
     expires: Option<u64>,
     disabled: bool,
@@ -116,6 +124,7 @@ impl Access {
             password: user.password_key.clone(),
             services: reachable.collect(),
             networks: user.networks.clone(),
+            addresses: user.addresses.clone(),
             policy: Policy::new(services),
             expires: user.expires,
             disabled: user.disabled,
@@ -156,7 +165,14 @@ impl Users {
             };
             table.insert(Arc::clone(&user.name), entry);
         }
+        self.together.links.follow(config);
         self.table.store(Arc::new(table));
+    }
+
+    /// The sessions of CONNECT-IP, for packets of the TUN device.
+    #[must_use]
+    pub fn links(&self) -> Arc<Links> {
+        Arc::clone(&self.together.links)
     }
 
     /// Whether there are no users, so that nobody can have good credentials.
@@ -203,7 +219,12 @@ impl Users {
     #[must_use]
     pub fn figures(&self) -> Vec<UserFigures> {
         let table = self.table.load();
-        let mut figures: Vec<_> = table.values().map(|entry| entry.account.figures()).collect();
+        let links = &self.together.links;
+        let of = |entry: &Arc<Entry>| UserFigures {
+            addresses: links.addresses_of(&entry.account),
+            ..entry.account.figures()
+        };
+        let mut figures: Vec<_> = table.values().map(of).collect();
         figures.sort_unstable_by(|a, b| a.name.cmp(&b.name));
         figures
     }

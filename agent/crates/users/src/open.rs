@@ -145,7 +145,7 @@ impl Grant {
         if allowed.is_empty() { Err(refusal) } else { Ok(allowed) }
     }
 
-    async fn look_up(&self, name: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
+    pub(crate) async fn look_up(&self, name: &str, port: u16) -> Result<Vec<IpAddr>, Refusal> {
         self.together.lookups.look_up(&self.account.lookups, name, port).await
     }
 

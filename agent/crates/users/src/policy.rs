@@ -14,7 +14,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use config::{Network, Protocol, Service};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-use crate::account::Refusal;
+use crate::{account::Refusal, ip::ranges::Ranges};
 
 /// What is opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +110,43 @@ impl Policy {
     }
 }
 
+impl Policy {
+    /// Where IP packets of a user with these `networks` may go, whatever their protocol; `own` are the addresses of this host.
+    #[must_use]
+    pub fn packets_reach(&self, networks: &[Network], own: &[IpNet]) -> Ranges {
+        let mut reach = Ranges::default();
+        // A packet of ICMP is neither of UDP nor of TCP.
+        for any in self.0.iter().filter(|any| any.protocol == Protocol::Both) {
+            reach.add(any.packets_reach(&Ranges::of(own)));
+        }
+        let whole = networks.iter().filter(|network| network.port.is_none());
+        reach.keep(&Ranges::of(whole.map(|network| &network.net)));
+        reach
+    }
+}
+
 impl Any {
+    /// [`Any::allows`] for all addresses at once.
+    fn packets_reach(&self, own: &Ranges) -> Ranges {
+        let mut reach = Ranges::default();
+        if self.allow.is_empty() {
+            let everywhere = [v4(0, 0, 0, 0), v6(0, 0, 0, 0, 0)];
+            reach = Ranges::of(&everywhere);
+            reach.remove(&Ranges::of(&SPECIAL));
+            reach.remove(own);
+        }
+        for net in &self.allow {
+            let mut part = Ranges::of([net]);
+            part.remove(&Ranges::of(SPECIAL.iter().filter(|range| !range.contains(net))));
+            if net.prefix_len() < net.max_prefix_len() {
+                part.remove(own);
+            }
+            reach.add(part);
+        }
+        reach.remove(&Ranges::of(&self.deny));
+        reach
+    }
+
     fn allows(&self, address: IpAddr, is_own: bool) -> bool {
         if self.deny.iter().any(|net| net.contains(&address)) {
             return false;
@@ -219,6 +255,62 @@ mod tests {
         }
         let wide = policy(&["10.0.0.0/7"], &[]);
         assert!(!reaches(&wide, "10.1.2.3") && reaches(&wide, "11.1.2.3"));
+    }
+
+    #[test]
+    fn packets_reach_what_connections_reach() {
+        let own: Vec<IpNet> = ["192.0.2.1/32", "10.1.0.1/32"].map(|net| net.parse().unwrap()).to_vec();
+        let addresses = [
+            "0.0.0.0",
+            "8.8.8.8",
+            "10.0.0.1",
+            "10.1.0.0",
+            "10.1.0.1",
+            "10.1.255.255",
+            "10.2.0.0",
+            "127.0.0.1",
+            "169.254.1.1",
+            "192.0.2.1",
+            "192.0.2.2",
+            "224.0.0.1",
+            "255.255.255.255",
+            "::",
+            "::1",
+            "::ffff:8.8.8.8",
+            "64:ff9b::1",
+            "2001:db8::1",
+            "fd09::1",
+            "fe80::1",
+            "ff02::1",
+        ];
+        let cases: [(&[&str], &[&str]); 9] = [
+            (&[], &[]),
+            (&["0.0.0.0/0", "::/0"], &[]),
+            (&["0.0.0.0/1", "8000::/1"], &["8.0.0.0/8"]),
+            (&["10.1.0.0/16"], &["10.1.128.0/17"]),
+            (&["10.1.0.1/32", "192.0.2.0/24"], &[]),
+            (&["10.1.0.0/16", "10.1.0.1/32"], &["10.1.0.1/32"]),
+            (&["127.0.0.1/32", "::1/128"], &[]),
+            (&["fd00::/8", "fe80::1/128"], &[]),
+            (&["224.0.0.0/4", "255.255.255.255/32", "ff02::/16"], &[]),
+        ];
+        for (allow, deny) in cases {
+            let policy = policy(allow, deny);
+            let reach = policy.packets_reach(&everywhere(), &own);
+            for address in addresses {
+                let address: IpAddr = address.parse().unwrap();
+                let is_own = own.iter().any(|net| net.contains(&address));
+                let may = policy.may_reach(&everywhere(), Transport::Udp, address, 1, is_own).is_ok();
+                assert_eq!(reach.contains(address), may, "{allow:?} without {deny:?}: {address}");
+            }
+        }
+        // Networks with a port, and services of one protocol, are not for packets.
+        let mut lan = policy(&["10.1.0.0/16"], &[]);
+        let network = |port| Network { net: "10.1.2.0/24".parse().unwrap(), port };
+        assert!(lan.packets_reach(&[network(Some(443))], &own).is_empty());
+        assert_eq!(lan.packets_reach(&[network(None)], &own), Ranges::of(&["10.1.2.0/24".parse().unwrap()]));
+        lan.0[0].protocol = Protocol::Udp;
+        assert!(lan.packets_reach(&[network(None)], &own).is_empty());
     }
 
     #[test]

@@ -46,7 +46,7 @@ impl Target {
 }
 
 impl Host {
-    fn read(text: &str) -> Option<Self> {
+    pub(crate) fn read(text: &str) -> Option<Self> {
         if let Ok(address) = text.parse() {
             return Some(Self::Address(address));
         }
@@ -62,7 +62,7 @@ fn port_of(text: &str) -> Option<u16> {
 }
 
 /// Text without percent-encoding (RFC 3986 §2.1).
-fn decoded(text: &str) -> Option<String> {
+pub(crate) fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
     while let Some(byte) = rest.next() {

@@ -76,9 +76,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             state.relay.downlink.drop(DropReason::Malformed, 1);
             return;
         }
-        if !tun.routes.may_send(&view, peer)
-            && !tun.passes_error(&batch.buffer(slot)[packet.range.clone()], &view, peer, self.now)
-        {
+        let may_send = tun.routes.may_send(&view, peer) && !tun.users.has(view.source);
+        if !may_send && !tun.passes_error(&batch.buffer(slot)[packet.range.clone()], &view, peer, self.now) {
             state.relay.downlink.drop(DropReason::Spoofed, 1);
             let multicast = is_group(view.destination);
             self.notes.spoofed.get_or_insert(Spoofed { peer, source: view.source, multicast });

@@ -62,6 +62,13 @@ impl<P: PeerTable> IpUplink<'_, P> {
             Gso::Tcp4 | Gso::Tcp6 | Gso::Udp => IpView::super_packet(packet),
         };
         let Ok(view) = viewed else { return self.drop(TunDrop::Malformed, 1) };
+        if let Some(outcome) = self.tun.users.to_user(packet, &view, vnet) {
+            self.tun.totals.received += outcome.packets;
+            if let Some(mtu) = outcome.too_big {
+                self.tun.answer(packet, &view, Answer::TooBig(mtu), self.now);
+            }
+            return;
+        }
         match self.tun.routes.carrier(&view) {
             Ok(peer) => {
                 if let Some(peer) = self.for_peer(packet, &view, vnet, peer) {

@@ -1,6 +1,6 @@
 //! The TUN device as a worker sees it: its queue, the inner addresses of the peers, and the packets that are about to be written.
 
-use std::{net::IpAddr, time::Instant};
+use std::{net::IpAddr, sync::Arc, time::Instant};
 
 use base::{
     counts::{Counts, PerKind},
@@ -16,6 +16,7 @@ use ip::{
     vnet::VnetHeader,
 };
 use net::{ReceiveBatch, SendOutcome, Token, TunQueue};
+use users::ip::Links;
 
 use crate::{
     forward::{multicast::Multicast, peer_routes::PeerRoutes},
@@ -114,6 +115,8 @@ pub struct TunSide {
     pub token: Token,
     /// The peer of each inner address.
     pub routes: PeerRoutes,
+    /// The users that have inner addresses of their own.
+    pub users: Arc<Links>,
     /// With `tun.multicast`.
     pub multicast: Option<Box<Multicast>>,
     /// The virtio header of each packet of the batch that was read last.
@@ -148,6 +151,7 @@ impl TunSide {
             queue,
             token,
             routes: PeerRoutes::default(),
+            users: Arc::default(),
             multicast: None,
             headers: Vec::new(),
             unreachable: None,

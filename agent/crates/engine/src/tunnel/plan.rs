@@ -106,11 +106,16 @@ impl Plan {
                 }
             }
         }
+        let of_users = tun.pool.iter().map(IpNet::trunc).filter(|prefix| !on_link.contains(prefix));
         if tun.routes == OwnRoutes::Connected {
             let routed = peers.iter().filter(|peer| paths.routed.contains(&peer.id));
             let routed = routed.flat_map(|peer| &peer.peer.allowed_ips).map(IpNet::trunc);
             let prefixes: BTreeSet<IpNet> = routed.collect();
             routes.retain(|prefix, _| prefixes.contains(prefix));
+        }
+        // Users are there whichever peers are; what is too large for one of them is answered.
+        for prefix in of_users {
+            routes.entry(prefix).or_insert(Wish { mtu: None, on_link: false, apart: false });
         }
         Self { mtu, routes }
     }

@@ -63,6 +63,16 @@ fn routes(plan: &Plan) -> Vec<String> {
 }
 
 #[test]
+fn the_pool_of_users_is_routed_whichever_peers_are_there() {
+    let pool = vec![net("10.9.1.0/24"), net("fd09:1::/64"), net("10.9.0.0/24")];
+    let tun = Tun { pool, ..tun() };
+    let plan = |tun: &Tun| routes(&Plan::new(tun, 1400, &PLAIN, &[], &paths(&[])));
+    assert_eq!(plan(&tun), ["10.9.1.0/24", "fd09:1::/64"]);
+    assert_eq!(plan(&Tun { routes: OwnRoutes::Connected, ..tun.clone() }), ["10.9.1.0/24", "fd09:1::/64"]);
+    assert_eq!(plan(&Tun { routes: OwnRoutes::Off, ..tun }), [""; 0]);
+}
+
+#[test]
 fn only_connected_peers_have_routes_and_a_shared_prefix_while_one_of_them_is() {
     let tun = Tun { routes: OwnRoutes::Connected, ..tun() };
     let peers = peers(&["10.1.0.0/16", "10.1.0.0/16 10.2.3.4/32"]);

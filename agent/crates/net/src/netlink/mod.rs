@@ -36,6 +36,9 @@ const ANSWER_BYTES: usize = 64 << 10;
 /// The routing table that is looked at without any rule of ours.
 pub const TABLE_MAIN: u32 = 254;
 
+/// The routing table that the kernel keeps itself, of what it takes in.
+const TABLE_LOCAL: u32 = 255;
+
 /// The number that marks routes and rules as ours in `ip route` and `ip rule` (`proto 199`). iproute2's `rt_protos` gives it to
 /// nobody.
 pub const PROTOCOL: u8 = 199;
@@ -240,6 +243,22 @@ impl Netlink {
     pub fn remove_route(&mut self, route: &Route) -> io::Result<()> {
         let route = Route { mtu: None, ..*route };
         self.change(RouteNetlinkMessage::DelRoute(route.message()), 0)
+    }
+
+    /// The prefixes whose packets the kernel keeps for this host: its addresses, and those of broadcast and anycast.
+    ///
+    /// # Errors
+    /// As [`Netlink::addresses`].
+    pub fn local_prefixes(&mut self) -> io::Result<Vec<IpNet>> {
+        let mut prefixes = Vec::new();
+        for family_of in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
+            self.routes(family_of, None, &mut |route| {
+                if route.table == TABLE_LOCAL {
+                    prefixes.push(route.prefix);
+                }
+            })?;
+        }
+        Ok(prefixes)
     }
 
     /// Lists the routes of the family of `family_of`; only those through interface `only`, if it is given.

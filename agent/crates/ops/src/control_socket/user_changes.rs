@@ -19,6 +19,9 @@ pub struct ListedUser {
     /// The names of our services that it may reach.
     pub services: Vec<String>,
     pub networks: Vec<String>,
+    /// Its own inner addresses.
+    #[serde(default)]
+    pub addresses: Vec<String>,
     /// Seconds since the Unix epoch; `None`: never.
     pub expires: Option<u64>,
     pub disabled: bool,
@@ -34,6 +37,7 @@ impl ListedUser {
             origin: user.origin.label().to_owned(),
             services: user.services.iter().filter_map(service).collect(),
             networks: user.networks.iter().map(ToString::to_string).collect(),
+            addresses: user.addresses.iter().map(ToString::to_string).collect(),
             expires: user.expires,
             disabled: user.disabled,
         }

@@ -108,7 +108,7 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(panics::counts().by_label())),
     family(Counter, "culvert_admin_refused_total", &["reason"], "Connections and requests that the admin server refused or cut off.", |it, out| out.each(it.metrics.admin.refused().by_label())),
     family(Gauge, "culvert_history_bytes", &[], "Memory of the last ten minutes that the status page shows; 0 without metrics.page.", |it, out| out.add(&[], it.metrics.admin.history_bytes())),
-    family(Gauge, "culvert_user_sessions", &["user"], "Sessions of a user that are open: CONNECT and CONNECT-UDP.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.sessions))),
+    family(Gauge, "culvert_user_sessions", &["user"], "Sessions of a user that are open: CONNECT, CONNECT-UDP and CONNECT-IP.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.sessions))),
     family(Counter, "culvert_user_sessions_total", &["user"], "Sessions of a user that were opened.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.opened))),
     family(Gauge, "culvert_user_last_seen_timestamp_seconds", &["user"], "When credentials of a user were good, since the Unix epoch; 0 for never.", |it, out| it.of_users.iter().for_each(|user| out.add(&[&user.name], user.last_seen))),
     family(Counter, "culvert_user_bytes_total", &["user", "place"], "Bytes of a user, of TCP and of the payloads of datagrams, by where they were counted.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.bytes.by_label()))),

@@ -24,7 +24,10 @@ pub use gate::{
     },
     replay_log::properties::knock_journal,
 };
-pub use h3::connection::properties::{http_capsules, http_connection, http_fields};
+pub use h3::{
+    addresses::ip_capsules,
+    connection::properties::{http_capsules, http_connection, http_fields},
+};
 pub use ip::map::properties::ip_map;
 pub use ip::properties::{ip_cut, ip_fragments, ip_merge, ip_tunnel_cut, ip_tunnel_merge, ip_view};
 pub use lab::bench::bench_datagram;

@@ -179,6 +179,11 @@ fn the_corpus_of_http_fields() {
 }
 
 #[test]
+fn the_corpus_of_ip_capsules() {
+    replay("ip_capsules", 50, crate::fuzz::ip_capsules);
+}
+
+#[test]
 fn the_corpus_of_http_capsules() {
     replay("http_capsules", 50, crate::fuzz::http_capsules);
 }

@@ -3,21 +3,26 @@
 //! ```text
 //!   worker ── DATAGRAM frame, capsule ──► Datagrams ──► users' thread ──► UDP socket
 //!          ◄──                                      ◄──
+//!
+//!   IP packets: users::ip::Link says which pass; to the device a worker writes them, and any worker reads those from there
 //! ```
 //!
 //! Each queue holds 256 datagrams and 128 KiB; what does not fit is dropped, and counted as every datagram is.
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, Weak},
     task::{Context, Poll, Waker},
 };
 
 use base::panics::lock;
 use bytes::Bytes;
-use users::account::{Account, Dropped, Place};
+use users::{
+    account::{Account, Dropped, Place},
+    ip::Link,
+};
 
-use super::exchange::Exchange;
+use super::{exchange::Exchange, packets::ForDevice};
 
 /// The most datagrams of a queue.
 const MOST_DATAGRAMS: usize = 256;
@@ -29,6 +34,13 @@ const MOST_BYTES: usize = 128 << 10;
 pub struct Datagrams {
     state: Mutex<State>,
     account: Arc<Account>,
+    packets: Option<Packets>,
+}
+
+/// Where the IP packets of a session go.
+struct Packets {
+    link: Arc<Link>,
+    device: Arc<ForDevice>,
 }
 
 #[derive(Default)]
@@ -81,12 +93,49 @@ impl Datagrams {
     /// The queues of a session whose datagrams count in `account`.
     #[must_use]
     pub fn new(account: Arc<Account>) -> Arc<Self> {
-        Arc::new(Self { state: Mutex::default(), account })
+        Arc::new(Self { state: Mutex::default(), account, packets: None })
+    }
+
+    /// The queue of a session of IP packets, which tells the worker of `exchange`; those from the user go to `device`.
+    pub(super) fn of_packets(
+        account: Arc<Account>,
+        protocol: Option<u8>,
+        exchange: &Arc<Exchange>,
+        device: Arc<ForDevice>,
+    ) -> Arc<Self> {
+        Arc::new_cyclic(|own: &Weak<Self>| {
+            let (own, exchange) = (Weak::clone(own), Arc::clone(exchange));
+            let link = Link::new(Arc::clone(&account), protocol, move |packet| {
+                if let Some(own) = own.upgrade() {
+                    own.put_from_target(packet, &exchange);
+                }
+            });
+            Self { state: Mutex::default(), account, packets: Some(Packets { link, device }) }
+        })
+    }
+
+    /// The link of a session of IP packets.
+    #[must_use]
+    pub fn link(&self) -> Option<&Arc<Link>> {
+        self.packets.as_ref().map(|packets| &packets.link)
+    }
+
+    /// Tells a session of IP packets how many bytes of a packet a DATAGRAM frame takes.
+    pub(super) fn set_room(&self, bytes: impl FnOnce() -> Option<usize>) {
+        if let Some(link) = self.link() {
+            link.set_room(bytes());
+        }
     }
 
     /// Puts a payload from the user.
     pub(super) fn put_from_user(&self, payload: Bytes) {
         self.account.datagram(Place::FromUser, payload.len());
+        if let Some(Packets { link, device }) = &self.packets {
+            return match link.from_user(&payload) {
+                Ok(packet) => device.put(packet, &self.account),
+                Err(reason) => self.account.dropped_from_user(reason, 1),
+            };
+        }
         let mut state = lock(&self.state);
         if let Some(reason) = state.from_user.refuses() {
             return self.account.dropped_from_user(reason, 1);

@@ -32,6 +32,7 @@ use super::{
     Outcome, Refused,
     datagrams::Datagrams,
     exchange::{Answers, Ask, Exchange, Part, Site},
+    packets::ForDevice,
     tunnel::{self, Frames, Tunnels},
 };
 
@@ -54,6 +55,7 @@ pub(in crate::control) struct Around<'a> {
     pub(super) site: Option<&'a Endpoint>,
     pub(super) users: &'a Users,
     pub(super) tunnels: Option<&'a Tunnels>,
+    pub(super) device: Option<&'a Arc<ForDevice>>,
     pub(super) unix_seconds: u64,
     pub(super) requests: &'a mut Counts<Outcome>,
     pub(super) refused: &'a mut Counts<Refused>,
@@ -80,6 +82,8 @@ pub(in crate::control) struct Guest {
     /// The place of the user of whom a request was let in.
     pub(super) user: Option<users::Connection>,
     frames: Frames,
+    /// Whether it has sessions of IP packets, which want to know what fits.
+    carries_packets: bool,
 }
 
 /// A request of a user that is served.
@@ -159,6 +163,7 @@ impl Guest {
             is_dirty: false,
             user: None,
             frames: Frames::default(),
+            carries_packets: false,
         }
     }
 
@@ -224,6 +229,9 @@ impl Guest {
         // After the streams: requests that came in the same packets are known then.
         if datagrams && !self.is_over {
             self.read_datagrams(around);
+        }
+        if self.carries_packets && !self.is_over {
+            self.measure();
         }
         unblocked
     }

@@ -11,13 +11,12 @@ use quinn_proto::{Dir, StreamId, VarInt};
 use users::{
     Grant,
     account::{Account, Refusal},
-    policy::Transport,
 };
 
 use super::{
     super::{
         Outcome, Refused,
-        tunnel::{self, Tunnel},
+        tunnel::{self, Asked, Tunnel},
     },
     Around, Guest, InTunnel, MOST_REQUESTS, MOST_UNIDIRECTIONAL, http,
 };
@@ -71,11 +70,25 @@ impl Guest {
         }
     }
 
+    /// Tells sessions of IP packets what a DATAGRAM frame takes.
+    pub(super) fn measure(&mut self) {
+        let Self { frames, quinn, streams, .. } = self;
+        for (id, stream) in streams {
+            if let Some(InTunnel { datagrams: Some(datagrams), .. }) = &stream.tunnel {
+                datagrams.set_room(|| frames.room(quinn, *id));
+            }
+        }
+    }
+
     /// A CONNECT with good credentials.
     pub(super) fn tunnel(&mut self, id: StreamId, head: &Request, grant: Grant, around: &mut Around<'_>) {
         around.requests[Outcome::User] += 1;
         let account = Arc::clone(grant.account());
-        let asked = match tunnel::asked(head) {
+        let asked = tunnel::asked(head).and_then(|asked| match (&asked, around.device) {
+            (Asked::Packets(_), None) => Err(Refusal::Protocol),
+            (Asked::Packets(_) | Asked::Port(..), device) => Ok((asked, device.cloned())),
+        });
+        let (asked, device) = match asked {
             Ok(asked) => asked,
             Err(refusal) => return self.refuse_user(id, &account, refusal, around),
         };
@@ -95,18 +108,19 @@ impl Guest {
         }
         self.frames.belong_to(&account);
         let answers = (Arc::clone(around.answers), self.handle, id);
-        let tunnel = Tunnel::new(grant, session, self.quinn.remote_address(), asked, answers);
+        let tunnel = Tunnel::new(grant, session, self.quinn.remote_address(), (asked, device), answers);
         let (exchange, datagrams) = (Arc::clone(&tunnel.exchange), tunnel.datagrams.clone());
-        let is_udp = tunnel.transport == Transport::Udp;
+        let carries_capsules = datagrams.is_some();
+        self.carries_packets |= matches!(tunnel.asked, Asked::Packets(_));
         if around.tunnels.is_none_or(|tunnels| tunnels(tunnel).is_err()) {
             return self.refuse_user(id, &account, Refusal::Sessions, around);
         }
         if let Some(stream) = self.streams.get_mut(&id) {
             stream.exchange = Some(exchange);
-            stream.takes_content = !is_udp;
+            stream.takes_content = !carries_capsules;
             stream.tunnel = Some(InTunnel { datagrams, is_open: false, capsules: Vec::new() });
         }
-        if is_udp {
+        if carries_capsules {
             self.http.carry_capsules(http(id));
         }
     }

@@ -7,7 +7,7 @@
 //! | which of them gives way to a newer one | `room.rs` |
 //! | how does it reach the site, and the answer the client | `exchange.rs` |
 //! | who is a user, and what of a user's request | `tunnel.rs`; the crate `users` knows users and what they may reach |
-//! | how do datagrams get to and from what a user reaches | `datagrams.rs` |
+//! | how do datagrams get to and from what a user reaches | `datagrams.rs`; IP packets to the TUN device: `packets.rs` |
 //!
 //! Their connections are quinn-proto's of the same endpoint, in a table of their own: no peer waits for them, and they count nowhere
 //! else.
@@ -34,16 +34,18 @@ use users::Users;
 mod datagrams;
 mod exchange;
 mod guest;
+mod packets;
 mod room;
 mod tunnel;
 
 pub(crate) use self::exchange::Answers;
 pub(in crate::control) use self::guest::Guest;
+pub(crate) use self::packets::ForDevice;
 pub use self::{
     datagrams::Datagrams,
     exchange::{Abandoned, Ask, Exchange, Site},
     guest::refused,
-    tunnel::{Tunnel, Tunnels},
+    tunnel::{Asked, Tunnel, Tunnels},
 };
 use self::{
     guest::Around,
@@ -150,6 +152,8 @@ pub(crate) struct Guests {
     asks: Option<Site>,
     users: Arc<Users>,
     tunnels: Option<Tunnels>,
+    /// Where IP packets of users go; `None` if the worker has no TUN device.
+    pub(crate) device: Option<Arc<ForDevice>>,
     clock: Option<Arc<dyn Clock + Send + Sync>>,
     pub(in crate::control) answers: Option<Arc<Answers>>,
     most: usize,
@@ -254,13 +258,14 @@ impl Guests {
         handle: ConnectionHandle,
         now: Instant,
     ) -> Option<(&mut Guest, Around<'_>)> {
-        let Self { all, site, asks, answers, stats, users, tunnels, clock, .. } = self;
+        let Self { all, site, asks, answers, stats, users, tunnels, device, clock, .. } = self;
         let around = Around {
             answers: answers.as_ref()?,
             asks: asks.as_ref(),
             site: site.as_ref(),
             users,
             tunnels: tunnels.as_ref(),
+            device: device.as_ref(),
             unix_seconds: clock.as_ref().map_or(0, |clock| clock.unix_seconds()),
             requests: &mut stats.requests,
             refused: &mut stats.refused,

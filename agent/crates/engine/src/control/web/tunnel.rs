@@ -1,4 +1,4 @@
-//! A request of a user: CONNECT, or CONNECT-UDP (RFC 9298), over HTTP/3. Who it is, and what is opened, is in the crate `users`.
+//! A request of a user: CONNECT, CONNECT-UDP (RFC 9298) or CONNECT-IP (RFC 9484), over HTTP/3. Who it is, and what is opened, is in the crate `users`.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -15,6 +15,7 @@ use quinn_proto::{Connection, ConnectionHandle, SendDatagramError, StreamId, Var
 use users::{
     Grant, Session, Users,
     account::{Account, Dropped, Refusal},
+    ip::scope::Scope,
     policy::Transport,
     target::Target,
 };
@@ -23,6 +24,7 @@ use super::{
     datagrams::Datagrams,
     exchange::{Answers, Exchange},
     guest::http,
+    packets::ForDevice,
 };
 
 /// The bytes of capsules that wait for a stream's credit; datagrams wait behind them.
@@ -37,12 +39,19 @@ pub struct Tunnel {
     /// The client's address.
     pub client: SocketAddr,
     /// What is to be reached, and over what.
-    pub target: Target,
-    pub transport: Transport,
+    pub asked: Asked,
     /// Bytes in both directions, and the answer.
     pub exchange: Arc<Exchange>,
-    /// The datagrams of CONNECT-UDP.
+    /// The datagrams of CONNECT-UDP and CONNECT-IP.
     pub datagrams: Option<Arc<Datagrams>>,
+}
+
+/// What a request of a user is for.
+pub enum Asked {
+    /// A connection, or datagrams, to a port.
+    Port(Target, Transport),
+    /// IP packets.
+    Packets(Scope),
 }
 
 /// Where requests of users go: to the thread that serves them. It takes a request, or gives it back if too many wait.
@@ -53,14 +62,17 @@ pub type Tunnels = Arc<dyn Fn(Box<Tunnel>) -> Result<(), Box<Tunnel>> + Send + S
 /// # Errors
 ///
 /// Why that is nothing.
-pub(super) fn asked(head: &Request) -> Result<(Target, Transport), Refusal> {
+pub(super) fn asked(head: &Request) -> Result<Asked, Refusal> {
     match (head.protocol.as_deref(), head.path.as_deref()) {
         (None, _) => {
-            Target::of_connect(&head.authority).map(|target| (target, Transport::Tcp)).ok_or(Refusal::Target)
+            let target = Target::of_connect(&head.authority);
+            target.map(|target| Asked::Port(target, Transport::Tcp)).ok_or(Refusal::Target)
         }
         (Some("connect-udp"), Some(path)) => {
-            Target::of_connect_udp(path).map(|target| (target, Transport::Udp)).ok_or(Refusal::Target)
+            let target = Target::of_connect_udp(path);
+            target.map(|target| Asked::Port(target, Transport::Udp)).ok_or(Refusal::Target)
         }
+        (Some("connect-ip"), Some(path)) => Scope::of_path(path).map(Asked::Packets).ok_or(Refusal::Target),
         (Some(_), _) => Err(Refusal::Protocol),
     }
 }
@@ -76,12 +88,19 @@ impl Tunnel {
         grant: Grant,
         session: Session,
         client: SocketAddr,
-        (target, transport): (Target, Transport),
+        (asked, device): (Asked, Option<Arc<ForDevice>>),
         (answers, handle, stream): (Arc<Answers>, ConnectionHandle, StreamId),
     ) -> Box<Self> {
-        let datagrams = (transport == Transport::Udp).then(|| Datagrams::new(Arc::clone(grant.account())));
         let exchange = Exchange::new(answers, handle, stream);
-        Box::new(Self { grant, session, client, target, transport, exchange, datagrams })
+        let account = Arc::clone(grant.account());
+        let datagrams = match &asked {
+            Asked::Port(_, Transport::Tcp) => None,
+            Asked::Port(_, Transport::Udp) => Some(Datagrams::new(account)),
+            Asked::Packets(scope) => {
+                device.map(|device| Datagrams::of_packets(account, scope.protocol, &exchange, device))
+            }
+        };
+        Box::new(Self { grant, session, client, asked, exchange, datagrams })
     }
 }
 
@@ -100,6 +119,11 @@ pub(super) fn take_capsule(datagrams: &Datagrams, capsule: Capsule) {
             }
         }
         Capsule::TooLong { kind: capsule::DATAGRAM, .. } => datagrams.not_for_target(Dropped::TooLarge),
+        Capsule::Whole { .. } | Capsule::TooLong { .. } if datagrams.link().is_some() => {
+            if let Some(link) = datagrams.link() {
+                link.capsule(capsule);
+            }
+        }
         Capsule::Whole { .. } | Capsule::TooLong { .. } | Capsule::Unknown { .. } => {
             datagrams.not_for_target(Dropped::UnknownCapsule);
         }
@@ -170,6 +194,14 @@ impl Frames {
         }
         self.taken = received.max(self.taken);
         Ok(ended)
+    }
+
+    /// How many bytes of a payload a DATAGRAM frame of `stream` takes; `None` if the client takes none.
+    pub(super) fn room(&self, quinn: &mut Connection, stream: StreamId) -> Option<usize> {
+        let most = quinn.datagrams().max_size().filter(|_| self.client_takes_them)?;
+        let mut head = Vec::with_capacity(9);
+        datagram::put_head(&mut head, http(stream), 0);
+        Some(most.saturating_sub(head.len()))
     }
 
     fn nobody(&self, reason: Dropped) {

@@ -19,8 +19,10 @@ use dataplane::{
     sockets::SocketFactory,
 };
 use net::TunStats;
+use users::ip::Links;
 
 use crate::{
+    control::web::ForDevice,
     mtu_table::MtuTable,
     peer::Peer,
     registry::PeerRegistry,
@@ -79,6 +81,19 @@ impl Tunnel {
             config.tun.as_ref().filter(|tun| tun.sets_routes() && tun.routes == OwnRoutes::Connected);
         let routed = follows.map(|tun| RoutedPeers::new(tun.hold));
         Ok(Self { device: Some(Tun { side, mtu_table, routed }) })
+    }
+
+    /// Carries packets of users with inner addresses, too: of the device by `links`, to the device from where is returned, if there is one.
+    pub(crate) fn serve_users(&mut self, links: Arc<Links>) -> Option<Arc<ForDevice>> {
+        self.side_mut()?.users = links;
+        Some(Arc::default())
+    }
+
+    /// Writes packets of users to the device.
+    pub(crate) fn write_for_users(&mut self, packets: Option<&Arc<ForDevice>>) {
+        if let (Some(side), Some(packets)) = (self.side_mut(), packets) {
+            side.totals.delivered += packets.write(&mut *side.queue);
+        }
     }
 
     #[inline]

@@ -57,6 +57,7 @@ impl Worker {
                 break;
             }
         }
+        self.tunnel.write_for_users(self.sessions.control.guests.device.as_ref());
     }
 
     fn control_event(&mut self, handle: ConnectionHandle, event: Event, now: Instant) {

@@ -101,8 +101,9 @@ impl Worker {
             maker.make(PeerId(id), Arc::new(peer.clone()), peer.origin.into(), now)
         };
         let peers: Vec<Peer> = (0..).zip(&config.peers).map(make).collect();
-        let tunnel =
+        let mut tunnel =
             Tunnel::open(tun, &mut factory, &config, &registry, &peers, now).map_err(StartError::Tun)?;
+        sessions.control.guests.device = tunnel.serve_users(hub.users.links());
         let mut made = Self {
             cx: Context {
                 id,

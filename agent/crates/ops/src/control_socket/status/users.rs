@@ -13,8 +13,11 @@ use super::{
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UserStatus {
     pub name: String,
-    /// Sessions that are open: CONNECT and CONNECT-UDP.
+    /// Sessions that are open: CONNECT, CONNECT-UDP and CONNECT-IP.
     pub sessions: usize,
+    /// The inner addresses of those of CONNECT-IP, in order.
+    #[serde(default)]
+    pub addresses: Vec<String>,
     /// Sessions that there were.
     pub sessions_total: u64,
     /// The time since its credentials were good; `None`: they never were.
@@ -43,6 +46,7 @@ impl UserStatus {
         Self {
             name: figures.name.to_string(),
             sessions: figures.sessions,
+            addresses: figures.addresses.iter().map(ToString::to_string).collect(),
             sessions_total: figures.opened,
             seen_seconds: (figures.last_seen > 0).then(|| now.saturating_sub(figures.last_seen)),
             bytes: counts(figures.bytes.by_label()),
@@ -67,6 +71,7 @@ impl Status {
                 ("USER", |user| user.name.clone()),
                 ("SEEN", |user| or_dash(user.seen_seconds.map(|seconds| age(seconds as f64)))),
                 ("SESSIONS", |user| user.sessions.to_string()),
+                ("ADDRESS", |user| or_dash(user.addresses.first().cloned())),
                 ("FROM IT", |user| UserStatus::count(&user.bytes, "from_user")),
                 ("TO IT", |user| UserStatus::count(&user.bytes, "to_user")),
                 ("DROPPED", |user| {

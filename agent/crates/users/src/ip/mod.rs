@@ -1,0 +1,36 @@
+//! CONNECT-IP (RFC 9484): IP packets of users, through the TUN device. No version of HTTP is known here: each gives capsules and the
+//! payloads of datagrams to a [`Link`], and sends what an [`IpSession`] has to say.
+//!
+//! | question | file |
+//! |---|---|
+//! | what does a client ask for | [`scope`] |
+//! | which addresses are given, and to whom do packets of the device go | `links.rs` |
+//! | which packets pass | `link.rs` |
+//! | what happens as long as a session is open | `session.rs` |
+//! | sets of addresses | [`ranges`] |
+//!
+//! ```text
+//!   user ── datagram ──► Link::from_user: source, destination, protocol ──► TUN device ──► the host's routing
+//!        ◄── datagram ── Link::to_user: source, protocol, size ◄── Links ◄── TUN device ◄──
+//! ```
+//!
+//! The host's routing lowers the TTL, once for each packet that it forwards and for none of its own (RFC 9484 §4.3): nothing here does.
+
+mod link;
+mod links;
+pub mod ranges;
+pub mod scope;
+mod session;
+
+pub(crate) use self::session::Own;
+pub use self::{
+    link::{Link, Outcome},
+    links::Links,
+    session::{IpSession, Next},
+};
+
+/// The least that a path has to carry, in bytes (RFC 9484 §7.1, RFC 8200 §5).
+pub const LEAST_MTU: u16 = 1_280;
+
+#[cfg(test)]
+mod tests;

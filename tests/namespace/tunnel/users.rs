@@ -1,0 +1,236 @@
+//! Users of CONNECT-IP, by a client of HTTP/3 that is not ours: their packets pass a's tunnel device to the host behind it and back.
+
+use std::{
+    fs,
+    io::{BufRead, BufReader},
+    path::{Path, PathBuf},
+    process::{ChildStdout, Command, Stdio},
+    time::Duration,
+};
+
+use culvert_tests::{
+    clock::PATIENCE,
+    place::Place,
+    probe,
+    process::{Running, run, text},
+    sites::{Family, PORT, Plan, Sites},
+    venv,
+};
+use serde_json::Value;
+
+use super::possible;
+
+const NAME: &str = "gw.example.net";
+
+/// The client's own limits are shorter.
+const CLIENT_LIMIT: Duration = Duration::from_secs(120);
+
+/// Sites of which a has users with inner addresses.
+struct Users {
+    sites: Sites,
+    python: &'static Path,
+    folder: tempfile::TempDir,
+}
+
+impl Users {
+    fn new(python: &'static Path) -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let [chain, key] = certificate(folder.path());
+        let mut sites = Plan::two().prepare();
+        sites.a().append(&format!(
+            "\n[http]\ncertificate_file = \"{}\"\nkey_file = \"{}\"\nnames = [\"{NAME}\"]\n\
+             pool = [\"10.8.1.0/24\", \"fd08:1::/64\"]\n\
+             [[service]]\nname = \"lan\"\nupstream = \"any\"\nallow = [\"10.9.0.0/16\", \"fd09::/32\"]\n",
+            chain.display(),
+            key.display()
+        ));
+        sites.start();
+        Self { sites, python, folder }
+    }
+
+    fn command(&self, verb: &str, credentials: &str, path: &str) -> Command {
+        let gateway = self.sites.a().outer_address(Family::V4).to_string();
+        let ca = self.folder.path().join("chain.pem");
+        let mut command = self.place().command(self.python);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/namespace/tunnel/packets_client.py"));
+        command.args([verb, &gateway, &PORT.to_string(), ca.to_str().unwrap(), NAME, credentials]);
+        command.arg(format!("/.well-known/masque/ip/{path}"));
+        command
+    }
+
+    /// Where the client is: at the router before a.
+    fn place(&self) -> Place {
+        self.sites.west()
+    }
+
+    /// Runs the client, which must succeed; what it says.
+    #[track_caller]
+    fn client(&self, verb: &str, credentials: &str, path: &str, more: &[String]) -> String {
+        let output = run(self.command(verb, credentials, path).args(more), CLIENT_LIMIT);
+        assert!(output.status.success(), "{verb} {path}: {}", text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
+    }
+
+    /// Starts a client that holds a session.
+    fn device(&self, credentials: &str) -> Device {
+        let mut command = self.command("hold", credentials, "*/*/");
+        let mut process = Running::start("a device", command.stdout(Stdio::piped()));
+        let said = BufReader::new(process.child().stdout.take().unwrap());
+        Device { process, said }
+    }
+
+    fn add(&self, name: &str, more: &[&str]) -> String {
+        let said = self.sites.a().agent.ask(&[&["user", "add", name, "--json"], more].concat());
+        let said: Value = serde_json::from_str(&said).unwrap();
+        format!("{name}:{}", said["password"].as_str().unwrap())
+    }
+
+    /// The user's part of the status.
+    fn figures(&self) -> Value {
+        let status = self.sites.a().agent.ask(&["status", "--json"]);
+        serde_json::from_str::<Value>(&status).unwrap()["status"]["users"][0].clone()
+    }
+
+    /// Checks that each packet of the only user has its count.
+    #[track_caller]
+    fn check_accounts(&self) {
+        self.sites.a().agent.wait_for_count("culvert_user_sessions", &[("user", "anna")], 0);
+        let user = self.figures();
+        let datagrams = |place: &str| user["datagrams"][place].as_u64().unwrap_or(0);
+        let dropped = |counts: &str| -> u64 {
+            user[counts].as_object().unwrap().values().map(|count| count.as_u64().unwrap()).sum()
+        };
+        assert_eq!(datagrams("from_user"), datagrams("to_target") + dropped("dropped_from_user"), "{user}");
+        assert_eq!(datagrams("from_target"), datagrams("to_user") + dropped("dropped_to_user"), "{user}");
+    }
+}
+
+struct Device {
+    process: Running,
+    said: BufReader<ChildStdout>,
+}
+
+impl Device {
+    fn line(&mut self) -> String {
+        let mut line = String::new();
+        self.said.read_line(&mut line).unwrap();
+        line.trim().to_owned()
+    }
+}
+
+/// A certificate for [`NAME`] and its key, as files; a client trusts it as it is.
+fn certificate(folder: &Path) -> [PathBuf; 2] {
+    let key = rcgen::KeyPair::generate().unwrap();
+    let params = rcgen::CertificateParams::new(vec![NAME.to_owned()]).unwrap();
+    let pem = |label: &str, der: &[u8]| {
+        format!("-----BEGIN {label}-----\n{}\n-----END {label}-----\n", data_encoding::BASE64.encode(der))
+    };
+    let paths = ["chain.pem", "key.pem"].map(|file| folder.join(file));
+    fs::write(&paths[0], pem("CERTIFICATE", params.self_signed(&key).unwrap().der())).unwrap();
+    fs::write(&paths[1], pem("PRIVATE KEY", &key.serialize_der())).unwrap();
+    paths
+}
+
+const NETWORKS: [&str; 4] = ["--network", "10.9.1.0/24", "--network", "fd09:0:0:1::/64"];
+
+#[test]
+fn packets_of_a_user_pass_as_far_as_the_user_may() {
+    if !possible("packets of users") {
+        return;
+    }
+    let Some(python) = venv::python("packets of users") else { return };
+    let users = Users::new(python);
+    let a = users.sites.a();
+    let hosts = Family::BOTH.map(|family| a.host_address(family).to_string());
+    let anna = users.add("anna", &NETWORKS);
+
+    // Both families; the gateway's own addresses are not among the routes, and neither is what anna may not reach.
+    let said = users.client("ping", &anna, "*/*/", &hosts);
+    let [status, addresses, routes, answers] = said.split(' ').collect::<Vec<_>>()[..] else {
+        panic!("{said}")
+    };
+    assert_eq!((status, addresses, answers), ("200", "10.8.1.1/32,fd08:1::1/128", "6"));
+    assert!(routes.starts_with("10.9.1.2-10.9.1.254/0,") && !routes.contains("10.9.2."), "{routes}");
+    users.check_accounts();
+    assert_eq!(users.figures()["datagrams"]["to_user"], 6);
+
+    // What a session is for.
+    let pinged = users.client("ping", &anna, "10.9.1.2/6/", &hosts[..1]);
+    assert_eq!(pinged, "200 10.8.1.2/32 10.9.1.2-10.9.1.2/6 3", "ICMP passes whatever the protocol");
+    for (path, answer) in [
+        ("10.9.2.2/*/", "403  culvert; error=http_request_denied 0"),
+        ("10.9.1.1/*/", "403  culvert; error=destination_ip_prohibited 0"),
+        ("nobody.invalid/*/", "502  culvert; error=dns_error 0"),
+        ("10.9.1.2/256/", "400  culvert; error=http_request_error 0"),
+    ] {
+        assert_eq!(users.client("ping", &anna, path, &[]), answer, "{path}");
+    }
+
+    // Hostile sessions end one by one; what is dropped is counted, and a good one goes on.
+    let said = users.client("hostile", &anna, "*/*/", &hosts[..1]);
+    assert_eq!(said, "None None None None None None 3");
+    users.check_accounts();
+    let user = users.figures();
+    let dropped = &user["dropped_from_user"];
+    assert_eq!((&dropped["source"], &dropped["malformed"]), (&2.into(), &3.into()), "{user}");
+    assert_eq!(dropped["destination"], 5, "{user}");
+    assert_eq!(dropped["unknown_context"], 1, "{user}");
+    assert_eq!(user["refused"]["capsules"], 6, "{user}");
+    users.sites.wait_for_connection();
+}
+
+#[test]
+fn a_device_has_its_address_and_what_is_too_large_for_it_is_answered() {
+    if !possible("a device") {
+        return;
+    }
+    let Some(python) = venv::python("a device") else { return };
+    let users = Users::new(python);
+    let a = users.sites.a();
+    let fixed = ["--address", "10.8.1.7", "--address", "fd08:1::7"];
+    let anna = users.add("anna", &[&NETWORKS[..], &fixed].concat());
+    let mut first = users.device(&anna);
+    assert_eq!(first.line(), "200 10.8.1.7/32 fd08:1::7/128");
+    for address in ["10.8.1.7", "fd08:1::7"] {
+        let address = address.parse().unwrap();
+        probe::reaches(&a.host, address, &[]);
+        // The session carries 1,280 bytes at least, and less than the network before it.
+        let (mtu, said) = probe::tracepath(&a.host, address);
+        assert!((1_280..1_450).contains(&mtu), "{mtu}: {said}");
+        probe::reaches(&a.host, address, &["-s", "1200"]);
+    }
+    // A newer device takes the address, and the older one goes on with others.
+    let mut second = users.device(&anna);
+    assert_eq!(second.line(), "200 10.8.1.7/32 fd08:1::7/128");
+    assert_eq!(first.line(), "now 10.8.1.1/32 fd08:1::1/128");
+    probe::reaches(&a.host, "10.8.1.1".parse().unwrap(), &[]);
+    probe::reaches(&a.host, "10.8.1.7".parse().unwrap(), &[]);
+    // Who may not reach the host is not reached by it.
+    assert!(a.agent.ask(&["user", "set", "anna", "--network", "-10.9.1.0/24"]).contains("anna"));
+    let ping = probe::ping(&a.host, "10.8.1.7".parse().unwrap(), &["-c", "2", "-W", "1"]);
+    assert_eq!(ping.received, 0, "{}", ping.text);
+    assert!(users.figures()["dropped_to_user"]["source"].as_u64() >= Some(2));
+    drop(second);
+    // What may not go on ends at once, and nobody has its addresses then.
+    assert!(a.agent.ask(&["user", "set", "anna", "--disable"]).contains("anna"));
+    assert_eq!(first.line(), "end None");
+    assert!(first.process.wait(PATIENCE).success());
+    users.check_accounts();
+}
+
+#[test]
+fn a_path_below_1280_bytes_ends_the_session() {
+    if !possible("a small path") {
+        return;
+    }
+    let Some(python) = venv::python("a small path") else { return };
+    let users = Users::new(python);
+    let a = users.sites.a();
+    a.gateway.tell(&["ip", "link", "set", "wan", "mtu", "1300"]);
+    let anna = users.add("anna", &NETWORKS);
+    let mut device = users.device(&anna);
+    assert_eq!(device.line(), "200 10.8.1.1/32 fd08:1::1/128");
+    assert_eq!(device.line(), "end None");
+    assert_eq!(users.figures()["refused"]["path_too_small"], 1);
+    users.check_accounts();
+}
