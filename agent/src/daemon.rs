@@ -54,6 +54,7 @@ use tokio::{
 
 use crate::{
     admin::{self, Admin, PageSlot},
+    carrier::{AllCarriers, OfWorker},
     program,
     quotas::QuotaKeeper,
     site, tunnels, web_server,
@@ -118,7 +119,8 @@ impl Daemon {
         let ended = Arc::new(Mutex::new(Some(ended)));
         let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;
         let interfaces = open_interfaces(&config);
-        let web_server = WebServer::new(web_server::start(&metrics));
+        let carriers = AllCarriers::new(&config, &registry, identity, &own);
+        let web_server = WebServer::new(web_server::start(&metrics, &hub.users, &carriers.exit));
         let web_sockets = web_server.open(&config)?;
         let mut threads = Vec::new();
         let mut addresses = None;
@@ -128,7 +130,8 @@ impl Daemon {
             let metrics = Publisher::new(usize::from(worker), Arc::clone(&health), Arc::clone(&snapshots));
             let tun = tunnel.as_ref().map(|tunnel| Arc::clone(&tunnel.board));
             let (queue, interfaces) = (queues.next(), interfaces.clone());
-            let start = WorkerStart { worker, pin: config.transport.pin_cpus, ports, queue, interfaces };
+            let (pin, carriers) = (config.transport.pin_cpus, carriers.of(worker));
+            let start = WorkerStart { worker, pin, ports, queue, interfaces, carriers };
             let setup = move |net, ready| Setup {
                 config,
                 identity,
@@ -332,6 +335,7 @@ struct WorkerStart {
     ports: Ports,
     queue: Option<TunPort>,
     interfaces: Option<Arc<Interfaces>>,
+    carriers: OfWorker,
 }
 
 type Started = anyhow::Result<(Arc<Inbox>, Addresses)>;
@@ -389,6 +393,7 @@ impl WorkerStart {
                 Some(interfaces) => net.with_ways(interfaces.ways()),
                 None => net,
             };
+            let net = net.with_carriers(Rc::new(self.carriers));
             let alarm = Alarm::new().context("cannot make a timer")?;
             let worker = Worker::new(setup(net, ready), SystemClock.now())?;
             let _told = started.send(Ok((worker.inbox(), worker.addresses()))).is_ok();

@@ -3,6 +3,7 @@
 //! `docs/architecture.md` is the map; the way of a datagram starts in [`dataplane::datapath`].
 
 pub mod admin;
+mod carrier;
 pub mod cli;
 pub mod daemon;
 pub mod demo;
@@ -10,6 +11,7 @@ pub mod doctor;
 pub mod hook;
 pub mod notify;
 mod out;
+mod packets;
 mod program;
 pub mod quotas;
 pub mod run;

@@ -1,4 +1,4 @@
-//! Serves the requests of users: CONNECT, CONNECT-UDP and CONNECT-IP (`packets.rs`), on a thread beside the packet path, which starts with the first of them.
+//! Serves the requests of users: CONNECT, CONNECT-UDP and CONNECT-IP (beyond its packets: `packets.rs`), on a thread beside the packet path, which starts with the first of them.
 //!
 //! ```text
 //!   worker ══ Exchange (bytes), Datagrams ══ task of this thread ══ socket ══ what the user reaches
@@ -7,7 +7,6 @@
 use std::{
     io,
     net::SocketAddr,
-    pin::pin,
     sync::{Arc, OnceLock},
     thread,
     time::Duration,
@@ -17,7 +16,7 @@ use base::{
     clock::{Clock, SystemClock},
     panics::{self, Part},
 };
-use bytes::{Bytes, BytesMut};
+use bytes::BytesMut;
 use engine::control::web::{Abandoned, Asked, Datagrams, Exchange, Tunnel, Tunnels, refused};
 use h3::message::Response;
 use net::task;
@@ -27,28 +26,22 @@ use tokio::{
     net::{TcpStream, UdpSocket},
     runtime,
     sync::mpsc,
-    time::{Instant, sleep},
 };
 use users::{
     Grant, Open,
-    account::{Account, Dropped, Place, Refusal},
+    account::{Account, Place, Refusal},
     policy::Transport,
+    rate::Direction,
     target::Target,
 };
 
-mod packets;
+use crate::{packets, web_server::relay};
 
 /// Requests that wait for the thread; each worker is told at once if there are more.
 const MOST_WAITING: usize = 256;
 
 /// The most that is read of a target at a time, in bytes.
 const CHUNK_BYTES: usize = 16 << 10;
-
-/// How long a CONNECT-UDP lives without a datagram: no less than NATs keep a mapping (RFC 4787, REQ-5; RFC 9298 §3.1).
-const IDLE: Duration = Duration::from_secs(120);
-
-/// The largest payload of a UDP datagram.
-const MOST_DATAGRAM: usize = 65_535;
 
 /// What workers give requests to: one thread of the process.
 pub(crate) fn server() -> Tunnels {
@@ -194,6 +187,7 @@ impl Session<'_> {
             let up = async {
                 while let Some(piece) = std::future::poll_fn(|cx| self.exchange.poll_content(cx)).await? {
                     self.account.bytes(Place::FromUser, piece.len());
+                    self.grant.paced(Direction::FromUser, piece.len()).await;
                     to_target.write_all(&piece).await?;
                     self.account.bytes(Place::ToTarget, piece.len());
                 }
@@ -208,6 +202,7 @@ impl Session<'_> {
                         break;
                     }
                     self.account.bytes(Place::FromTarget, piece.len());
+                    self.grant.paced(Direction::ToUser, piece.len()).await;
                     self.account.bytes(Place::ToUser, piece.len());
                     self.exchange.answer_content(piece.freeze());
                 }
@@ -235,27 +230,13 @@ impl Session<'_> {
         // RFC 9298 §3.5.
         response.fields.push("capsule-protocol", "?1".as_bytes()).expect("a field of ours");
         self.exchange.answer(response);
-        let mut buffer = vec![0; MOST_DATAGRAM];
-        let mut idle = pin!(sleep(IDLE));
-        let mut over = pin!(self.over(Transport::Udp, address));
-        loop {
-            tokio::select! {
-                payload = std::future::poll_fn(|cx| datagrams.poll_from_user(cx)) => {
-                    datagrams.was_sent(send(&socket, &payload).await);
-                }
-                received = socket.recv(&mut buffer) => {
-                    // An error is about a datagram that was sent before, as ICMP tells of it.
-                    let Ok(length) = received else { continue };
-                    datagrams.put_from_target(Bytes::copy_from_slice(&buffer[..length]), self.exchange);
-                }
-                ended = std::future::poll_fn(|cx| self.exchange.poll_content(cx)) => match ended {
-                    Ok(Some(_)) => continue,
-                    Ok(None) | Err(Abandoned) => break,
-                },
-                () = &mut over => break,
-                () = &mut idle => break,
-            }
-            idle.as_mut().reset(Instant::now() + IDLE);
+        let ended = async {
+            while let Ok(Some(_)) = std::future::poll_fn(|cx| self.exchange.poll_content(cx)).await {}
+        };
+        tokio::select! {
+            () = relay(&socket, datagrams, self.grant, || self.exchange.tell_worker()) => {}
+            () = ended => {}
+            () = self.over(Transport::Udp, address) => {}
         }
         datagrams.close();
         self.exchange.answer_end();
@@ -264,18 +245,4 @@ impl Session<'_> {
     async fn over(&self, transport: Transport, address: SocketAddr) {
         self.grant.over(self.target, transport, address, || SystemClock.unix_seconds()).await;
     }
-}
-
-/// Sends a payload; an error that is about one before it does not keep it.
-async fn send(socket: &UdpSocket, payload: &[u8]) -> Result<usize, Dropped> {
-    for _ in 0..2 {
-        match socket.send(payload).await {
-            Ok(length) => return Ok(length),
-            Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {}
-            // EMSGSIZE
-            Err(error) if error.raw_os_error() == Some(90) => return Err(Dropped::TooLarge),
-            Err(_) => return Err(Dropped::SendError),
-        }
-    }
-    Err(Dropped::SendError)
 }

@@ -1,20 +1,13 @@
 //! Users of the web server, by a client of HTTP/3 that is not ours: CONNECT and CONNECT-UDP, with good credentials and without.
 
-use std::{
-    io::{Read, Write},
-    net::{SocketAddr, TcpListener, TcpStream},
-    path::Path,
-    process::Command,
-    sync::mpsc,
-    thread,
-    time::Duration,
-};
+use std::{path::Path, process::Command, time::Duration};
 
 use culvert_tests::{
     agent::Agent,
-    needs,
+    clock, needs,
     pair::Plan,
     process::{run, text},
+    tcp_echo::TcpEcho,
     upstream::Echo,
     venv,
 };
@@ -32,50 +25,6 @@ fn client(python: &Path, verb: &str, port: u16, more: &[&str]) -> String {
     let output = run(command.args([verb, &port.to_string()]).args(more), CLIENT_LIMIT);
     assert!(output.status.success(), "{verb} {more:?}: {}", text(&output.stderr));
     text(&output.stdout).trim().to_owned()
-}
-
-/// A TCP server that echoes until its client ends, then ends itself; after a `!` it resets. It tells how each connection ended.
-struct TcpEcho {
-    address: SocketAddr,
-    ends: mpsc::Receiver<&'static str>,
-}
-
-impl TcpEcho {
-    fn new() -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let address = listener.local_addr().unwrap();
-        let (told, ends) = mpsc::sync_channel(100);
-        thread::spawn(move || {
-            for stream in listener.incoming() {
-                let (Ok(stream), told) = (stream, told.clone()) else { return };
-                thread::spawn(move || told.send(echo(stream)).ok());
-            }
-        });
-        Self { address, ends }
-    }
-
-    fn end(&self) -> &'static str {
-        self.ends.recv_timeout(Duration::from_secs(30)).unwrap()
-    }
-}
-
-fn echo(mut stream: TcpStream) -> &'static str {
-    let mut buffer = [0; 16 << 10];
-    loop {
-        match stream.read(&mut buffer) {
-            Ok(0) => return "end",
-            Ok(_) if buffer[0] == b'!' => {
-                socket2::SockRef::from(&stream).set_linger(Some(Duration::ZERO)).unwrap();
-                return "reset it";
-            }
-            Ok(length) => {
-                if stream.write_all(&buffer[..length]).is_err() {
-                    return "reset";
-                }
-            }
-            Err(_) => return "reset",
-        }
-    }
 }
 
 /// Adds a user by the command; its credentials.
@@ -129,6 +78,14 @@ fn a_user_reaches_what_it_may_and_nobody_else_does() {
     ] {
         assert_eq!(ask("connect", &good, &[target, "1"]), status, "{target}");
     }
+    // A rate, which is in effect at once: a megabyte each way at a megabyte a second.
+    assert!(exit.ask(&["user", "set", "anna", "--rate", "8Mbit"]).contains("anna"));
+    let began = clock::now();
+    assert_eq!(ask("connect", &good, &["web:80", "1000000"]), "200 1000000");
+    let took = began.elapsed();
+    assert!(took >= Duration::from_millis(900), "{took:?}");
+    assert_eq!(tcp.end(), "end");
+    assert!(exit.ask(&["user", "set", "anna", "--rate", "none"]).contains("anna"));
     // UDP: by a service's name and by an address, in frames and in capsules.
     assert_eq!(ask("udp", &good, &["echo", "7", "100"]), "200 100");
     let echo_port = udp.address.port().to_string();

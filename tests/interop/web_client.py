@@ -9,11 +9,13 @@
                                               many were answered, and then does a GET on a connection that has broken no rule
     web_client.py flood PORT CA NAME COUNT    COUNT packets that nothing opens to a connection of its own, and then a GET on it; prints the
                                               status
+    web_client.py crowd PORT CA NAME COUNT    sixteen requests on each of COUNT connections; prints how many get 503 within five seconds
 
 It ends with status 0, or with a traceback.
 """
 
 import asyncio
+import contextlib
 import io
 import socket
 import ssl
@@ -226,6 +228,24 @@ async def flood(port, ca, name, count):
         print(status)
 
 
+async def crowd(port, ca, name, connections):
+    """Sixteen requests on each of some connections; how many are answered with 503 within some seconds."""
+    refused = 0
+
+    async def one(client):
+        nonlocal refused
+        status, _ = await client.ask(name)
+        refused += status == 503
+
+    async with contextlib.AsyncExitStack() as stack:
+        clients = [await stack.enter_async_context(connected(port, ca, name)) for _ in range(connections)]
+        asking = [asyncio.ensure_future(one(client)) for client in clients for _ in range(16)]
+        await asyncio.wait(asking, timeout=5)
+        print(refused)
+        for task in asking:
+            task.cancel()
+
+
 verb, port, *rest = sys.argv[1:]
 port = int(port)
 if verb == "get":
@@ -240,6 +260,8 @@ elif verb == "silent":
     silent(port, rest[0])
 elif verb == "hostile":
     asyncio.run(hostile(port, rest[0], rest[1], int(rest[2])))
+elif verb == "crowd":
+    asyncio.run(crowd(port, rest[0], rest[1], int(rest[2])))
 elif verb == "flood":
     asyncio.run(flood(port, rest[0], rest[1], int(rest[2])))
 else:

@@ -65,6 +65,9 @@ struct Add {
     /// An inner address of http.pool that it has for good over CONNECT-IP; one of each family
     #[arg(long = "address", value_name = "ADDRESS")]
     addresses: Vec<String>,
+    /// What may pass in each direction, as in 20Mbit
+    #[arg(long, value_name = "RATE")]
+    rate: Option<String>,
     /// From when on it is let in no more, as in 2027-01-31
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
@@ -89,6 +92,9 @@ struct Set {
     /// Inner addresses, likewise
     #[arg(long = "address", value_name = "[+-=]ADDRESS", allow_hyphen_values = true)]
     addresses: Vec<String>,
+    /// What may pass in each direction, as in 20Mbit; none: as much as there is time for
+    #[arg(long, value_name = "RATE")]
+    rate: Option<String>,
     /// From when on it is let in no more, as in 2027-01-31; never: as long as it is there
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
@@ -201,6 +207,7 @@ impl Add {
             services: self.services,
             networks: self.networks,
             addresses: self.addresses,
+            rate: self.rate,
             expires: self.expires,
             disabled: false,
         };
@@ -244,6 +251,11 @@ impl Set {
         match self.expires.as_deref() {
             Some("never") => drop(change.unset.insert("expires".to_owned())),
             Some(time) => drop(change.set.insert("expires".to_owned(), KeyValue::Text(time.to_owned()))),
+            None => {}
+        }
+        match self.rate.as_deref() {
+            Some("none") => drop(change.unset.insert("rate".to_owned())),
+            Some(rate) => drop(change.set.insert("rate".to_owned(), KeyValue::Text(rate.to_owned()))),
             None => {}
         }
         if self.disable || self.enable {

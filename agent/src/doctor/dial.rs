@@ -37,7 +37,8 @@ pub(super) fn dial(
     for round in 0.. {
         let mut targets: Vec<(usize, &mut Address)> = Vec::new();
         for (place, peer) in peers.iter_mut().enumerate() {
-            let reachable = peer.endpoints.iter_mut().flat_map(addresses).filter(|it| it.way.is_ok());
+            let reachable = peer.endpoints.iter_mut().filter(|it| !it.is_over_tcp());
+            let reachable = reachable.flat_map(addresses).filter(|it| it.way.is_ok());
             targets.extend(reachable.skip(round).take(1).map(|address| (place, address)));
         }
         if targets.is_empty() {
@@ -79,7 +80,8 @@ fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
         let endpoints = vec![identity::Endpoint { host, port: remote.port() }];
         let peer = config.peers.get(*place)?.clone();
         let (services, allowed_ips) = (Vec::new(), Vec::new());
-        Some(config::Peer { endpoints, lanes: 1, services, allowed_ips, ..peer })
+        let carrier = config::Carrier::Off;
+        Some(config::Peer { endpoints, carrier, lanes: 1, services, allowed_ips, ..peer })
     });
     Config {
         path: None,

@@ -372,6 +372,11 @@ pub enum Answer {
 }
 
 impl Endpoint {
+    /// Whether it is reached over TCP, so that what is known of UDP on the way there says nothing.
+    pub(super) fn is_over_tcp(&self) -> bool {
+        self.text.starts_with("https://")
+    }
+
     pub(super) fn addresses(&self) -> &[Address] {
         match &self.lookup {
             Lookup::Found(addresses) => addresses,

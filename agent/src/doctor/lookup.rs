@@ -55,7 +55,7 @@ type Found = Option<Result<Vec<SocketAddr>, String>>;
 fn look_up(endpoints: &[&identity::Endpoint], offline: bool) -> Vec<Found> {
     let ask = |endpoint: &&identity::Endpoint| {
         let (sender, answer) = mpsc::sync_channel(1);
-        let (host, port) = (endpoint.host.clone(), endpoint.port);
+        let (host, port) = (endpoint.name().to_owned(), endpoint.port);
         if let Ok(ip) = host.parse::<IpAddr>() {
             return Ok(Some(Ok(vec![SocketAddr::new(ip, port)])));
         }

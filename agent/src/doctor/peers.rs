@@ -33,14 +33,16 @@ pub(super) fn checks(facts: &Facts, config: &Config) -> Vec<Finding> {
             let looped = !connected && is_swallowed(facts, config, address);
             route(peer, address, any_way, looped)
         }));
-        findings.extend(addresses.iter().filter_map(|address| path_mtu(peer, address, tunnel)));
+        let udp = peer.endpoints.iter().filter(|endpoint| !endpoint.is_over_tcp());
+        let udp: Vec<&Address> = udp.flat_map(Endpoint::addresses).collect();
+        findings.extend(udp.iter().filter_map(|address| path_mtu(peer, address, tunnel)));
         match status {
             Some(status) => {
                 findings.push(by_daemon(status));
                 findings.push(contested(status));
                 findings.extend(drops(status));
             }
-            None => findings.extend(by_dialling(peer, &addresses)),
+            None => findings.extend(by_dialling(peer, &udp)),
         }
         let measured = addresses.iter().find_map(|address| match &address.answer {
             Some(Answer::Connected { inner_mtu, .. }) => *inner_mtu,
@@ -57,7 +59,8 @@ fn name(peer: &Peer, endpoint: &Endpoint) -> Finding {
     let severity = if any { Severity::Warning } else { Severity::Error };
     let at =
         |value: &str| Finding::ok(Check::EndpointName, format!("{}: {}", peer.name, endpoint.text), value);
-    let host = endpoint.text.rsplit_once(':').map_or(&*endpoint.text, |(host, _)| host);
+    let text = endpoint.text.trim_start_matches("https://").trim_end_matches('/');
+    let host = text.rsplit_once(':').map_or(text, |(host, _)| host);
     match &endpoint.lookup {
         Lookup::Found(addresses) if addresses.is_empty() => at("no address").but(
             severity,
@@ -243,6 +246,12 @@ fn by_dialling(peer: &Peer, addresses: &[&Address]) -> Vec<Finding> {
     if let Some(why) = peer.not_dialled {
         let found = at(peer.name.clone(), "not dialled".to_owned());
         return vec![found.note(why, "culvert status, while the daemon runs")];
+    }
+    if peer.endpoints.iter().all(Endpoint::is_over_tcp) {
+        let found = at(peer.name.clone(), "not dialled".to_owned());
+        return vec![
+            found.note("all of its endpoints are over TCP", "culvert status, while the daemon runs"),
+        ];
     }
     let connected = |address: &&Address| matches!(address.answer, Some(Answer::Connected { .. }));
     let severity = if addresses.iter().any(connected) { Severity::Warning } else { Severity::Error };

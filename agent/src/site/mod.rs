@@ -33,11 +33,12 @@ use tokio::{
     time::timeout,
 };
 
+pub(crate) mod turns;
+
+use self::turns::Turns;
+
 /// Requests that wait for the site's thread; each worker is told at once if there are more.
 const MOST_WAITING: usize = 256;
-
-/// Requests that are asked of the site at a time; each has a connection of its own.
-const MOST_AT_ONCE: usize = 128;
 
 /// How long the site may take to accept a connection.
 const CONNECT_WITHIN: Duration = Duration::from_secs(5);
@@ -93,28 +94,46 @@ fn start() -> Option<mpsc::Sender<Ask>> {
 }
 
 async fn serve(mut waiting: mpsc::Receiver<Ask>) {
-    let places = Arc::new(Semaphore::new(MOST_AT_ONCE));
+    let turns = Turns::new();
     while let Some(ask) = waiting.recv().await {
-        let Ok(place) = Arc::clone(&places).acquire_owned().await else { return };
+        let turns = Arc::clone(&turns);
         drop(task::spawn(Part::Site, async move {
             let exchange = Arc::clone(&ask.exchange);
             // A panic would leave the client without an answer.
             let failure = FailOnDrop(&exchange);
             let answered = async {
+                let answer = async {
+                    match turns.turn(ask.client.ip()).await {
+                        Some(turn) => {
+                            let answered = answer(ask).await;
+                            drop(turn);
+                            answered
+                        }
+                        None => Err(Busy.into()),
+                    }
+                };
                 tokio::select! {
-                    answered = answer(ask) => answered,
+                    answered = answer => answered,
                     abandoned = std::future::poll_fn(|cx| exchange.poll_abandoned(cx)) => Err(abandoned.into()),
                 }
             };
-            if let Err(error) = answered.await {
-                tracing::debug!(error, "the site of [http] did not answer");
-                exchange.fail();
+            match answered.await {
+                Ok(()) => {}
+                Err(error) if error.is::<Busy>() => exchange.is_busy(),
+                Err(error) => {
+                    tracing::debug!(error, "the site of [http] did not answer");
+                    exchange.fail();
+                }
             }
             std::mem::forget(failure);
-            drop(place);
         }));
     }
 }
+
+/// Too many requests are at the site or wait for it, in all or of one prefix.
+#[derive(Debug, thiserror::Error)]
+#[error("too many requests wait for the site")]
+struct Busy;
 
 struct FailOnDrop<'a>(&'a Exchange);
 

@@ -9,7 +9,7 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -44,6 +44,7 @@ pub(super) struct Activity {
     changed: Notify,
     /// Bytes that have moved, in both directions.
     bytes: AtomicU64,
+    has_patience: AtomicBool,
 }
 
 #[derive(Debug)]
@@ -67,7 +68,12 @@ pub(super) struct Open {
 impl Activity {
     pub(super) fn new() -> Arc<Self> {
         let inner = Inner { open: 0, requests: 0, given_up: 0, since: Instant::now(), is_replaced: false };
-        Arc::new(Self { inner: inner.into(), changed: Notify::new(), bytes: AtomicU64::new(0) })
+        Arc::new(Self {
+            inner: inner.into(),
+            changed: Notify::new(),
+            bytes: AtomicU64::new(0),
+            has_patience: AtomicBool::new(false),
+        })
     }
 
     /// The handshake is done: the time to the first request begins.
@@ -81,6 +87,20 @@ impl Activity {
 
     pub(super) fn bytes(&self) -> u64 {
         self.bytes.load(Ordering::Relaxed)
+    }
+
+    /// The client may take as long as it likes to read: the connection is a user's tunnel.
+    pub(super) fn is_patient(&self) {
+        self.has_patience.store(true, Ordering::Relaxed);
+    }
+
+    pub(super) fn has_patience(&self) -> bool {
+        self.has_patience.load(Ordering::Relaxed)
+    }
+
+    /// Requests that are open.
+    pub(super) fn open(&self) -> u32 {
+        lock(&self.inner).open
     }
 
     /// A request begins.

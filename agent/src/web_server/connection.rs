@@ -13,6 +13,7 @@ use hyper::{
 use hyper_util::rt::{TokioIo, TokioTimer};
 use net::task;
 use ops::metrics::{HttpVersion, TcpOutcome, TcpRefused};
+use socket2::{SockRef, TcpKeepalive};
 use tokio::{
     io::AsyncReadExt as _,
     net::TcpStream,
@@ -21,12 +22,13 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    Server,
     activity::{Ending, IDLE},
-    places::Place,
+    places::{MOST_STREAMS, Place},
     proxied::{self, Beginning},
     request,
+    sending::NextSending,
     socket::{Plain, Socket},
+    visit::{Server, Visit},
 };
 
 /// The longest head of a request, in bytes.
@@ -35,8 +37,8 @@ pub(super) const MOST_HEAD_BYTES: usize = 16 << 10;
 /// What hyper holds of the bytes of an HTTP/1.1 connection in each direction.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// Requests that an HTTP/2 connection may have open.
-const MOST_STREAMS: u32 = 16;
+/// Requests that an HTTP/2 connection may have open where users may come: those of visitors beyond [`MOST_STREAMS`] are refused at once. RFC 9113 §6.5.2 wants no fewer.
+const MOST_STREAMS_OF_A_USER: u32 = 100;
 
 /// What an HTTP/2 connection may send before the site takes it, on one stream and in all.
 const WINDOWS: [u32; 2] = [64 << 10, 128 << 10];
@@ -50,22 +52,14 @@ const MOST_RESETS: usize = 20;
 /// How long the answers that are under way may take when a connection ends.
 const LAST_ANSWERS: Duration = Duration::from_secs(2);
 
+/// When a connection that is silent is probed, and how often without an answer until it ends: after two minutes.
+const KEEPALIVE: TcpKeepalive = TcpKeepalive::new()
+    .with_time(Duration::from_secs(60))
+    .with_interval(Duration::from_secs(15))
+    .with_retries(4);
+
 /// What HTTP/2 begins with (RFC 9113 §3.4).
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-
-/// A connection whose first bytes were read.
-pub(super) struct Visit {
-    pub(super) server: Arc<Server>,
-    /// As it was when the connection began.
-    pub(super) config: Arc<Config>,
-    pub(super) version: HttpVersion,
-    /// The client, or the server in front of it.
-    pub(super) peer: SocketAddr,
-    /// The port that the client has connected to.
-    pub(super) port: u16,
-    pub(super) is_tls: bool,
-    pub(super) place: Place,
-}
 
 /// Serves a connection to its end, and counts why this end has closed it.
 pub(super) async fn serve(
@@ -93,6 +87,8 @@ async fn run(
     let port = stream.local_addr().map_or(0, |address| address.port());
     // Without it small answers wait for acknowledgements; it works without, too.
     stream.set_nodelay(true).ok();
+    // A user's tunnel may be silent for as long as it likes, but not when its client has vanished.
+    SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE).ok();
     let activity = Arc::clone(&place.activity);
     let begin = begin(&server, &config, stream, from, is_trusted, &mut place);
     let (plain, version, peer) = tokio::select! {
@@ -105,7 +101,8 @@ async fn run(
     };
     activity.begins();
     let is_tls = config.http.tls;
-    let visit = Arc::new(Visit { server, config, version, peer, port, is_tls, place });
+    let next_sending = NextSending::default();
+    let visit = Arc::new(Visit { server, config, version, peer, port, is_tls, place, next_sending });
     match version {
         HttpVersion::Http1 => http1(plain, visit).await,
         HttpVersion::Http2 => http2(plain, visit).await,
@@ -251,10 +248,12 @@ async fn http1(plain: Plain, visit: Arc<Visit>) -> Result<(), TcpRefused> {
 
 async fn http2(plain: Plain, visit: Arc<Visit>) -> Result<(), TcpRefused> {
     let activity = Arc::clone(&visit.place.activity);
+    let next_sending = visit.next_sending.clone();
+    let most_streams = if visit.server.users.is_empty() { MOST_STREAMS } else { MOST_STREAMS_OF_A_USER };
     let service = service_fn(move |request| request::answer(Arc::clone(&visit), request));
-    let connection = http2::Builder::new(Tasks)
+    let connection = http2::Builder::new(Tasks(next_sending))
         .timer(TokioTimer::new())
-        .max_concurrent_streams(MOST_STREAMS)
+        .max_concurrent_streams(most_streams)
         .max_header_list_size(2 * MOST_HEAD_BYTES as u32)
         .initial_stream_window_size(WINDOWS[0])
         .initial_connection_window_size(WINDOWS[1])
@@ -293,12 +292,15 @@ async fn close(ending: Ending, in_order: impl Future<Output = ()>) -> Result<(),
 }
 
 /// Runs what hyper has to do for one stream.
-#[derive(Clone, Copy)]
-struct Tasks;
+#[derive(Clone)]
+struct Tasks(NextSending);
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Tasks {
     fn execute(&self, future: F) {
-        drop(task::spawn(Part::Site, future));
+        match self.0.take() {
+            Some(sending) => drop(task::spawn(Part::Users, sending.run(future))),
+            None => drop(task::spawn(Part::Site, future)),
+        }
     }
 }
 

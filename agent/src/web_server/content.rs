@@ -14,11 +14,14 @@ use std::{
     time::Duration,
 };
 
+use base::panics::Part;
 use bytes::Bytes;
 use http_body_util::BodyExt as _;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use net::task;
 use ops::metrics::TcpOutcome;
 use tokio::{
+    runtime::Handle,
     sync::mpsc,
     time::{Sleep, sleep, timeout},
 };
@@ -28,7 +31,12 @@ use crate::site::{Failure, ROOM_WITHIN};
 /// How long a client may take for the next piece of its content, and the site for one of its answer.
 const PIECE_WITHIN: Duration = Duration::from_secs(60);
 
-/// The content of a request.
+/// What is still taken of the content of a request that is answered already, in bytes, and for how long: a client that is in the middle of
+/// sending reads no answer, and may take the end of its stream for a failure.
+const MOST_LEFT: usize = 1 << 20;
+const LEFT_WITHIN: Duration = Duration::from_secs(2);
+
+/// The content of a request. What is left of it when this is dropped is read and thrown away, up to a bound.
 pub(super) struct Upload {
     incoming: Option<Incoming>,
     /// Runs while the client sends nothing.
@@ -40,6 +48,28 @@ impl Upload {
     pub(super) fn new(incoming: Option<Incoming>) -> Self {
         Self { incoming: incoming.filter(|incoming| !incoming.is_end_stream()), waits: None }
     }
+}
+
+impl Drop for Upload {
+    fn drop(&mut self) {
+        let left = self.incoming.take().filter(|incoming| !incoming.is_end_stream());
+        if let Some(left) = left.filter(|_| Handle::try_current().is_ok()) {
+            drop(task::spawn(Part::Site, throw_away(left)));
+        }
+    }
+}
+
+async fn throw_away(mut content: Incoming) {
+    let all = async {
+        let mut bytes = 0;
+        while let Some(Ok(frame)) = content.frame().await {
+            bytes += frame.data_ref().map_or(0, Bytes::len);
+            if bytes > MOST_LEFT {
+                return;
+            }
+        }
+    };
+    timeout(LEFT_WITHIN, all).await.ok();
 }
 
 impl Body for Upload {

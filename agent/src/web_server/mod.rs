@@ -9,7 +9,12 @@
 //! | whose request it is, if a trusted server says so | `proxied.rs` |
 //! | what becomes of a request | `request.rs` |
 //! | how content gets to the site, and its answer to the client | `content.rs` |
-//! | WebSockets; where other upgrades will branch off | `upgrade.rs` |
+//! | a peer's token, and the carrier that it opens | `carrier.rs` |
+//! | WebSockets; where other upgrades branch off | `upgrade.rs` |
+//! | requests of users: CONNECT and CONNECT-UDP | `user.rs` |
+//! | how their bytes go both ways; their datagrams, as capsules | `stream.rs`; `capsules.rs`, over a socket of `datagrams.rs` |
+//! | how one of their streams of HTTP/2 is broken off, and when the client did | `sending.rs`, `way.rs` |
+//! | what is known of a connection and a request | `visit.rs` |
 //! | the socket, which notices a reader that stands still | `socket.rs` |
 //!
 //! Everything is on one thread beside the packet path, and nothing here is shared with a worker.
@@ -25,40 +30,46 @@ use base::{
 use config::Config;
 use net::task;
 use ops::{
-    metrics::{Metrics, TcpRefused},
+    metrics::Metrics,
     web_server::{Listening, Serving, Start},
 };
 use tokio::{net::TcpListener, runtime, sync::watch, task::JoinHandle, time::sleep};
+use users::Users;
 
 mod activity;
+mod capsules;
+mod carrier;
 mod connection;
 mod content;
+mod datagrams;
 mod places;
 mod proxied;
 mod request;
+mod sending;
 mod socket;
+mod stream;
 mod upgrade;
+mod user;
+mod visit;
+mod way;
 
 use places::Places;
+use visit::Server;
+
+pub(crate) use datagrams::relay;
+
+use crate::carrier::exit::Exit;
 
 /// The shortest time between two log lines of one kind.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What all connections share.
-struct Server {
-    /// What connections that begin now follow.
-    config: ArcSwap<Config>,
-    metrics: Arc<Metrics>,
-    places: Arc<Places>,
-}
-
 /// Starts the thread of the web server with its first socket.
-pub(crate) fn start(metrics: &Arc<Metrics>) -> Start {
-    let metrics = Arc::clone(metrics);
+pub(crate) fn start(metrics: &Arc<Metrics>, users: &Arc<Users>, exit: &Arc<Exit>) -> Start {
+    let (metrics, users, exit) = (Arc::clone(metrics), Arc::clone(users), Arc::clone(exit));
     Box::new(move |told| {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let run = move || {
-            if panics::isolate(Part::Site, || runtime.block_on(serve(told, metrics))).is_err() {
+            if panics::isolate(Part::Site, || runtime.block_on(serve(told, metrics, users, exit))).is_err() {
                 tracing::error!("http.listen is not served any more until the daemon is restarted");
             }
             // A name of a site may be looked up for half a minute.
@@ -69,13 +80,19 @@ pub(crate) fn start(metrics: &Arc<Metrics>) -> Start {
 }
 
 /// Accepts from the sockets that it is told of, until nobody can tell any more.
-async fn serve(mut told: watch::Receiver<Serving>, metrics: Arc<Metrics>) {
+async fn serve(
+    mut told: watch::Receiver<Serving>,
+    metrics: Arc<Metrics>,
+    users: Arc<Users>,
+    exit: Arc<Exit>,
+) {
     let mut server: Option<Arc<Server>> = None;
     let mut accepting: BTreeMap<SocketAddr, JoinHandle<()>> = BTreeMap::new();
     loop {
         let Serving { config, sockets } = told.borrow_and_update().clone();
         if let Some(config) = config {
-            let server = server.get_or_insert_with(|| Arc::new(Server::new(Arc::clone(&config), &metrics)));
+            let server = server
+                .get_or_insert_with(|| Arc::new(Server::new(Arc::clone(&config), &metrics, &users, &exit)));
             server.config.store(config);
             accepting.retain(|address, task| {
                 let stays = sockets.iter().any(|socket| socket.address == *address);
@@ -125,9 +142,10 @@ async fn accept(listener: TcpListener, server: Arc<Server>) {
 }
 
 impl Server {
-    fn new(config: Arc<Config>, metrics: &Arc<Metrics>) -> Self {
+    fn new(config: Arc<Config>, metrics: &Arc<Metrics>, users: &Arc<Users>, exit: &Arc<Exit>) -> Self {
         let (config, metrics) = (ArcSwap::new(config), Arc::clone(metrics));
-        Self { config, places: Places::new(Arc::clone(&metrics)), metrics }
+        let (users, exit) = (Arc::clone(users), Arc::clone(exit));
+        Self { config, places: Places::new(Arc::clone(&metrics)), metrics, users, exit }
     }
 
     /// Serves a connection if there is a place for it.
@@ -142,10 +160,6 @@ impl Server {
         };
         let connection = connection::serve(Arc::clone(self), config, stream, from, is_trusted, place);
         drop(task::spawn(Part::Site, connection));
-    }
-
-    fn refuse(&self, reason: TcpRefused) {
-        self.metrics.visitors.refuse(reason);
     }
 }
 

@@ -1,40 +1,34 @@
-//! How many connections and requests there may be, in all and from one prefix.
+//! How many connections, WebSockets and handshakes there may be, in all and from one prefix.
 
 use std::{
     collections::BTreeMap,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    sync::{Arc, Mutex},
+    net::IpAddr,
+    sync::{Arc, Mutex, OnceLock},
     time::Duration,
 };
 
 use base::panics::lock;
-use config::MOST_WEB_CONNECTIONS;
-use ops::metrics::{Metrics, TcpRefused};
+use config::{MOST_USER_CONNECTIONS, MOST_WEB_CONNECTIONS};
+use ops::metrics::{HttpVersion, Metrics, TcpRefused};
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    time::Instant,
 };
 
+use users::{Grant, account::Refusal};
+
 use super::activity::Activity;
+use crate::site::turns::{Shares, Turns, prefix_of};
 
 /// Connections of one /24 or /56: an eighth of all.
 const MOST_OF_ONE: usize = MOST_WEB_CONNECTIONS / 8;
 
-/// Requests that are asked of the site at a time; each has a connection of its own.
-const MOST_ASKED: usize = 128;
-
-/// Requests that are at the site or wait for their turn.
-const MOST_WAITING: usize = 2 * MOST_ASKED;
-
-/// Requests of one /24 or /56 among those.
-const MOST_ASKED_OF_ONE: usize = MOST_ASKED / 4;
+/// Requests that an HTTP/2 connection may have open.
+pub(super) const MOST_STREAMS: u32 = 16;
 
 /// WebSockets, in all and of one /24 or /56.
 const MOST_TUNNELS: usize = 256;
 const MOST_TUNNELS_OF_ONE: usize = MOST_TUNNELS / 4;
-
-/// How long a request waits for its turn.
-const TURN_WITHIN: Duration = Duration::from_secs(10);
 
 /// TLS handshakes that may begin in a second, at some 0.7 ms each with a key for RSA: a seventh of a core.
 const HANDSHAKES: u32 = 200;
@@ -43,9 +37,9 @@ const HANDSHAKES: u32 = 200;
 pub(super) struct Places {
     table: Mutex<Table>,
     metrics: Arc<Metrics>,
-    waiting: Arc<Semaphore>,
-    asked: Arc<Semaphore>,
+    pub(super) turns: Arc<Turns>,
     tunnels: Arc<Semaphore>,
+    of_users: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -54,32 +48,9 @@ struct Table {
     open: BTreeMap<u64, Arc<Activity>>,
     next: u64,
     connections: Shares,
-    requests: Shares,
     tunnels: Shares,
     /// The second that is counted, and the handshakes in it.
     handshakes: Option<(Instant, u32)>,
-}
-
-/// How many each prefix has.
-#[derive(Default)]
-struct Shares(BTreeMap<IpAddr, usize>);
-
-impl Shares {
-    fn take(&mut self, prefix: IpAddr, most: usize) -> bool {
-        let has = self.0.entry(prefix).or_default();
-        let may = *has < most;
-        *has += usize::from(may);
-        may
-    }
-
-    fn give_back(&mut self, prefix: IpAddr) {
-        if let Some(has) = self.0.get_mut(&prefix) {
-            *has -= 1;
-            if *has == 0 {
-                self.0.remove(&prefix);
-            }
-        }
-    }
 }
 
 /// The place of a connection, which it has until this is dropped.
@@ -88,6 +59,14 @@ pub(super) struct Place {
     number: u64,
     prefix: Option<IpAddr>,
     pub(super) activity: Arc<Activity>,
+    /// Set once it is a user's, and takes no visitor's place any more.
+    of_a_user: OnceLock<UsersPlace>,
+}
+
+struct UsersPlace {
+    _place: OwnedSemaphorePermit,
+    /// Over HTTP/1.1 a connection has one session, whose place is enough.
+    _connection: Option<users::Connection>,
 }
 
 /// The place of a WebSocket.
@@ -103,29 +82,11 @@ impl Drop for TunnelPlace {
     }
 }
 
-/// The turn of a request to be asked of the site.
-pub(super) struct Turn {
-    _asked: OwnedSemaphorePermit,
-    _share: RequestShare,
-}
-
-struct RequestShare {
-    places: Arc<Places>,
-    prefix: IpAddr,
-    _waiting: OwnedSemaphorePermit,
-}
-
-impl Drop for RequestShare {
-    fn drop(&mut self) {
-        lock(&self.places.table).requests.give_back(self.prefix);
-    }
-}
-
 impl Places {
     pub(super) fn new(metrics: Arc<Metrics>) -> Arc<Self> {
         let places = |most| Arc::new(Semaphore::new(most));
-        let [waiting, asked, tunnels] = [MOST_WAITING, MOST_ASKED, MOST_TUNNELS].map(places);
-        Arc::new(Self { table: Mutex::default(), metrics, waiting, asked, tunnels })
+        let [tunnels, of_users] = [MOST_TUNNELS, MOST_USER_CONNECTIONS].map(places);
+        Arc::new(Self { table: Mutex::default(), metrics, turns: Turns::new(), tunnels, of_users })
     }
 
     /// A place for a connection from `source`, whose share it counts against; `None`: against that of nobody.
@@ -150,7 +111,7 @@ impl Places {
         table.open.insert(number, Arc::clone(&activity));
         drop(table);
         self.metrics.visitors.opened();
-        Ok(Place { places: Arc::clone(self), number, prefix, activity })
+        Ok(Place { places: Arc::clone(self), number, prefix, activity, of_a_user: OnceLock::new() })
     }
 
     /// Whether another TLS handshake may begin now.
@@ -162,18 +123,6 @@ impl Places {
         }
         *count += 1;
         *count <= HANDSHAKES
-    }
-
-    /// Waits for the turn of a request from `source`; `None`: too many are there, or before it.
-    pub(super) async fn turn(self: &Arc<Self>, source: IpAddr) -> Option<Turn> {
-        let waiting = Arc::clone(&self.waiting).try_acquire_owned().ok()?;
-        let prefix = prefix_of(source);
-        if !lock(&self.table).requests.take(prefix, MOST_ASKED_OF_ONE) {
-            return None;
-        }
-        let share = RequestShare { places: Arc::clone(self), prefix, _waiting: waiting };
-        let asked = timeout(TURN_WITHIN, Arc::clone(&self.asked).acquire_owned()).await.ok()?.ok()?;
-        Some(Turn { _asked: asked, _share: share })
     }
 
     /// A place for a WebSocket of `source`; `None`: all of them, or its share, are taken.
@@ -198,25 +147,47 @@ impl Place {
         }
         Ok(())
     }
-}
 
-impl Drop for Place {
-    fn drop(&mut self) {
+    /// A user with good credentials is let in on this connection, which takes nobody's place from now on, and nobody takes its own.
+    pub(super) fn becomes_a_users(&self, grant: &Grant, version: HttpVersion) -> Result<(), Refusal> {
+        if self.of_a_user.get().is_some() {
+            return Ok(());
+        }
+        let place = Arc::clone(&self.places.of_users).try_acquire_owned();
+        let _place = place.map_err(|_| Refusal::Connections)?;
+        let _connection = match version {
+            HttpVersion::Http1 => None,
+            HttpVersion::Http2 => Some(grant.connection().ok_or(Refusal::Connections)?),
+        };
+        if self.of_a_user.set(UsersPlace { _place, _connection }).is_ok() {
+            self.leave_visitors();
+            self.places.metrics.visitors.is_a_users();
+        }
+        Ok(())
+    }
+
+    /// Whether its visitor has as many requests open as one may have.
+    pub(super) fn has_its_share(&self) -> bool {
+        self.of_a_user.get().is_none() && self.activity.open() > MOST_STREAMS
+    }
+
+    /// Gives back what a visitor has.
+    fn leave_visitors(&self) {
         let mut table = lock(&self.places.table);
         table.open.remove(&self.number);
         if let Some(prefix) = self.prefix {
             table.connections.give_back(prefix);
         }
-        drop(table);
-        self.places.metrics.visitors.closed();
     }
 }
 
-/// The /24 or /56 of an address.
-fn prefix_of(source: IpAddr) -> IpAddr {
-    match source.to_canonical() {
-        IpAddr::V4(address) => Ipv4Addr::from_bits(address.to_bits() & !0xff).into(),
-        IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() >> 72 << 72).into(),
+impl Drop for Place {
+    fn drop(&mut self) {
+        let is_a_users = self.of_a_user.get().is_some();
+        if !is_a_users {
+            self.leave_visitors();
+        }
+        self.places.metrics.visitors.closed(is_a_users);
     }
 }
 
@@ -250,7 +221,7 @@ mod tests {
         assert_eq!(v6.ok().unwrap().prefix, Some(same));
         assert_eq!(places.metrics.visitors.open(), MOST_OF_ONE, "those that are held");
         drop((mine, other));
-        assert!(lock(&places.table).connections.0.is_empty() && places.metrics.visitors.open() == 0);
+        assert!(lock(&places.table).connections.sum() == 0 && places.metrics.visitors.open() == 0);
     }
 
     #[test]
@@ -262,11 +233,7 @@ mod tests {
         assert!(!all[0].activity.replace(), "it is told to end");
         let _open = newer.activity.request();
         assert_eq!(places.enter(Some(address("192.0.2.1"))).err(), Some(TcpRefused::Full));
-        assert_eq!(
-            lock(&places.table).connections.0.values().sum::<usize>(),
-            1,
-            "a refused one has no share"
-        );
+        assert_eq!(lock(&places.table).connections.sum(), 1, "a refused one has no share");
         drop(busy);
         assert!(places.enter(None).is_ok());
     }
@@ -277,27 +244,8 @@ mod tests {
         let mut place = places.enter(None).ok().unwrap();
         for source in ["192.0.2.1", "2001:db8::1"] {
             place.comes_from(address(source)).unwrap();
-            assert_eq!(lock(&places.table).connections.0.len(), 1);
+            assert_eq!(lock(&places.table).connections.sum(), 1);
         }
-    }
-
-    #[tokio::test]
-    async fn requests_of_one_prefix_leave_room_for_others() {
-        let places = places();
-        let mut turns = Vec::new();
-        while let Some(turn) = places.turn(address("192.0.2.1")).await {
-            turns.push(turn);
-        }
-        assert_eq!(turns.len(), MOST_ASKED_OF_ONE);
-        for other in 1..4 {
-            for _ in 0..MOST_ASKED_OF_ONE {
-                turns.push(places.turn(address(&format!("198.51.{other}.1"))).await.unwrap());
-            }
-        }
-        let waits = timeout(Duration::from_millis(50), places.turn(address("203.0.113.1"))).await;
-        assert!(waits.is_err(), "all are at the site");
-        turns.clear();
-        assert!(places.turn(address("192.0.2.1")).await.is_some());
     }
 
     #[test]

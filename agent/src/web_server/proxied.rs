@@ -1,17 +1,10 @@
 //! Whose request it is, if a trusted server in front says so: PROXY headers (versions 1 and 2), X-Forwarded-For, Forwarded (RFC 7239).
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 use hyper::HeaderMap;
 use ipnet::IpNet;
-
-/// The longest PROXY header that is read, in bytes: version 1 has at most 107, and version 2 with addresses and certificates a few
-/// hundred.
-pub(super) const MOST_HEADER_BYTES: usize = 2_048;
-
-const SIGNATURE: &[u8; 12] = b"\r\n\r\n\0\r\nQUIT\n";
-
-const VERSION_1: &[u8] = b"PROXY ";
+use wire::proxy::{self, Header, ProxyError};
 
 /// What the first bytes of a connection are.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -34,70 +27,14 @@ pub(super) fn is_trusted(trusted: &[IpNet], source: IpAddr) -> bool {
 
 /// Reads the PROXY header at the beginning of `bytes`.
 pub(super) fn read(bytes: &[u8]) -> Beginning {
-    let is_start_of = |whole: &[u8]| bytes.starts_with(whole) || whole.starts_with(bytes);
-    let read = if is_start_of(SIGNATURE) {
-        version_2(bytes)
-    } else if is_start_of(VERSION_1) {
-        version_1(bytes)
-    } else {
-        return Beginning::Other;
-    };
-    let is_too_long = read == Beginning::Incomplete && bytes.len() >= MOST_HEADER_BYTES;
-    if is_too_long { Beginning::Wrong } else { read }
-}
-
-/// `PROXY TCP4 192.0.2.1 198.51.100.1 56324 443\r\n`.
-fn version_1(bytes: &[u8]) -> Beginning {
-    const MOST: usize = 107;
-    let Some(end) = bytes.windows(2).take(MOST - 1).position(|pair| pair == b"\r\n") else {
-        return if bytes.len() < MOST { Beginning::Incomplete } else { Beginning::Wrong };
-    };
-    let text = bytes.get(VERSION_1.len()..end).and_then(|text| str::from_utf8(text).ok());
-    let words: Vec<&str> = text.unwrap_or_default().split(' ').collect();
-    let source = match words[..] {
-        ["UNKNOWN", ..] => Some(None),
-        [family @ ("TCP4" | "TCP6"), source, _, port, _] => {
-            let source = source.parse().ok().filter(|ip: &IpAddr| ip.is_ipv4() == (family == "TCP4"));
-            source.zip(port.parse().ok()).map(|(ip, port)| Some(SocketAddr::new(ip, port)))
+    match proxy::read(bytes, proxy::Transport::Stream) {
+        Ok(Some(Header { client, length })) => {
+            Beginning::Header { length, source: client.map(|client| client.source()) }
         }
-        _ => None,
-    };
-    source.map_or(Beginning::Wrong, |source| Beginning::Header { length: end + 2, source })
-}
-
-fn version_2(bytes: &[u8]) -> Beginning {
-    const LOCAL: u8 = 0x20;
-    const PROXY: u8 = 0x21;
-    const TCP4: u8 = 0x11;
-    const TCP6: u8 = 0x21;
-    let Some((&[command, family, high, low], rest)) =
-        bytes.get(SIGNATURE.len()..).and_then(|rest| rest.split_first_chunk())
-    else {
-        return Beginning::Incomplete;
-    };
-    let content = usize::from(u16::from_be_bytes([high, low]));
-    let length = SIGNATURE.len() + 4 + content;
-    if length > MOST_HEADER_BYTES || ![LOCAL, PROXY].contains(&command) {
-        return Beginning::Wrong;
+        Ok(None) => Beginning::Incomplete,
+        Err(ProxyError::Missing) => Beginning::Other,
+        Err(ProxyError::Malformed | ProxyError::TooLong) => Beginning::Wrong,
     }
-    let Some(rest) = rest.get(..content) else { return Beginning::Incomplete };
-    let source = match (command, family) {
-        (PROXY, TCP4) => match *rest {
-            [a, b, c, d, _, _, _, _, high, low, ..] => {
-                Some((Ipv4Addr::new(a, b, c, d).into(), u16::from_be_bytes([high, low])))
-            }
-            _ => return Beginning::Wrong,
-        },
-        (PROXY, TCP6) => match (rest.first_chunk::<16>(), rest.get(32..34)) {
-            (Some(source), Some(&[high, low])) => {
-                Some((IpAddr::from(Ipv6Addr::from(*source)), u16::from_be_bytes([high, low])))
-            }
-            _ => return Beginning::Wrong,
-        },
-        // A check of the server in front, or an address of another kind.
-        _ => None,
-    };
-    Beginning::Header { length, source: source.map(SocketAddr::from) }
 }
 
 /// The client of a request that a trusted server has sent: the last address of its header that is not a server's.
@@ -166,6 +103,8 @@ fn address(text: &str) -> Option<IpAddr> {
 mod tests {
     use super::*;
 
+    const SIGNATURE: &[u8] = b"\r\n\r\n\0\r\nQUIT\n";
+
     fn header(length: usize, source: Option<&str>) -> Beginning {
         Beginning::Header { length, source: source.map(|text| text.parse().unwrap()) }
     }
@@ -173,7 +112,7 @@ mod tests {
     /// Version 2 with a command, a family and addresses, as the specification of HAProxy has it.
     fn second(command: u8, family: u8, content: &[u8]) -> Vec<u8> {
         let length = u16::try_from(content.len()).unwrap().to_be_bytes();
-        [&SIGNATURE[..], &[command, family], &length, content].concat()
+        [SIGNATURE, &[command, family], &length, content].concat()
     }
 
     #[test]
@@ -193,12 +132,13 @@ mod tests {
         (v6[0], v6[1], v6[15], v6[33]) = (0x20, 1, 1, 7);
         assert_eq!(read(&second(0x21, 0x21, &v6)), header(52, Some("[2001::1]:7")));
         assert_eq!(read(&second(0x20, 0, &[])), header(16, None));
-        assert_eq!(read(&second(0x21, 0x11, &[1; 11])), header(27, Some("1.1.1.1:257")));
-        for wrong in [second(0x21, 0x11, &[1; 9]), second(0x31, 0x11, &[1; 12]), second(0x21, 0x21, &[1; 33])]
+        assert_eq!(read(&second(0x21, 0x11, &[1; 12])), header(28, Some("1.1.1.1:257")));
+        for wrong in
+            [second(0x21, 0x11, &[1; 11]), second(0x31, 0x11, &[1; 12]), second(0x21, 0x21, &[1; 33])]
         {
             assert_eq!(read(&wrong), Beginning::Wrong, "{wrong:?}");
         }
-        assert_eq!(read(&[&SIGNATURE[..], &[0x21, 0x11, 0xff, 0xff]].concat()), Beginning::Wrong, "too long");
+        assert_eq!(read(&[SIGNATURE, &[0x21, 0x11, 0xff, 0xff]].concat()), Beginning::Wrong, "too long");
     }
 
     #[test]

@@ -8,21 +8,22 @@ use gate::identity::Endpoint;
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode, Uri, Version,
     body::{Body as _, Incoming},
-    header::{ALT_SVC, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderName, HeaderValue, UPGRADE},
+    header::{ALT_SVC, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, COOKIE, EXPECT, HOST, HeaderValue},
 };
 use net::task;
 use ops::metrics::{HttpVersion, TcpOutcome};
 use tokio::sync::mpsc;
 
 use super::{
-    activity::Open,
-    connection::{MOST_HEAD_BYTES, Visit},
+    carrier,
+    connection::MOST_HEAD_BYTES,
     content::{Answer, Piece, Upload, pass_on},
-    places::Turn,
     proxied,
     upgrade::{self, Asked, Tunnel},
+    user,
+    visit::{Asking, Visit, client},
 };
-use crate::site::{Connection, Failure, is_passed_on};
+use crate::site::{Connection, Failure, is_passed_on, turns::Turn};
 
 /// What becomes of a request that the site does not answer.
 struct Refusal(StatusCode, TcpOutcome);
@@ -42,52 +43,26 @@ struct Rest {
     turn: Turn,
 }
 
-/// A request that is open; one that nobody ends was given up by its client.
-pub(super) struct Asking {
-    open: Open,
-    visit: Arc<Visit>,
-    is_counted: bool,
-}
-
-impl Asking {
-    /// Counts what has become of it. It stays open until it is dropped.
-    pub(super) fn count(&mut self, outcome: TcpOutcome) {
-        if outcome != TcpOutcome::Cancelled {
-            self.open.answered();
-        }
-        self.is_counted = true;
-        self.visit.count(outcome);
-    }
-
-    pub(super) fn visit(&self) -> &Visit {
-        &self.visit
-    }
-}
-
-impl Drop for Asking {
-    fn drop(&mut self) {
-        if !self.is_counted {
-            self.visit.count(TcpOutcome::Cancelled);
-        }
-    }
-}
-
-impl Visit {
-    /// Counts a request that has come to its end.
-    pub(super) fn count(&self, outcome: TcpOutcome) {
-        self.server.metrics.visitors.request(self.version, outcome);
-    }
-}
-
 /// Answers a request.
 pub(super) async fn answer(
     visit: Arc<Visit>,
-    request: Request<Incoming>,
+    mut request: Request<Incoming>,
 ) -> Result<Response<Answer>, Infallible> {
-    let mut asking =
-        Asking { open: visit.place.activity.request(), visit: Arc::clone(&visit), is_counted: false };
+    let mut asking = Asking::new(&visit);
     let alt_svc = alt_svc(&visit, &request);
     let asked = upgrade::asked(&request);
+    if asked == Asked::WebSocket
+        && let Some(begun) = carrier::begin(&visit, &mut request)
+    {
+        return Ok(begun.answer(asking));
+    }
+    if let Some(grant) = user::sender(&visit, request.headers()) {
+        if let Some(wanted) = user::wanted(&request, asked) {
+            return Ok(user::answer(&visit, request, grant, wanted, asking).await);
+        }
+        // The password is not the site's.
+        request.headers_mut().remove(AUTHORIZATION);
+    }
     let closes = asked != Asked::Nothing && visit.version == HttpVersion::Http1;
     let mut response = match ask(&visit, request, asked).await {
         Ok(Reply::Answer(head, rest)) => head.map(|()| content_of(rest, asking)),
@@ -134,8 +109,15 @@ async fn ask(visit: &Arc<Visit>, request: Request<Incoming>, asked: Asked) -> Re
     const BUSY: Refusal = Refusal(StatusCode::SERVICE_UNAVAILABLE, TcpOutcome::Busy);
     const DOWN: Refusal = Refusal(StatusCode::BAD_GATEWAY, TcpOutcome::SiteDown);
 
+    let (parts, incoming) = request.into_parts();
+    // Whoever refuses it drops this, which reads on for a moment.
+    let content = Upload::new(Some(incoming));
+    let mut request = Request::from_parts(parts, ());
     if asked == Asked::Connect || request.method() == Method::TRACE {
         return Err(Refusal(StatusCode::METHOD_NOT_ALLOWED, TcpOutcome::Method));
+    }
+    if visit.place.has_its_share() {
+        return Err(BUSY);
     }
     if head_bytes(&request) > MOST_HEAD_BYTES {
         return Err(Refusal(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, TcpOutcome::TooLarge));
@@ -145,16 +127,13 @@ async fn ask(visit: &Arc<Visit>, request: Request<Incoming>, asked: Asked) -> Re
     };
     let client = client(visit, request.headers()).ok_or(BAD)?;
     let places = &visit.server.places;
-    let turn = places.turn(client).await.ok_or(BUSY)?;
+    let turn = places.turns.turn(client).await.ok_or(BUSY)?;
     let tunnel = match asked {
         Asked::WebSocket => Some(places.tunnel(client).ok_or(BUSY)?),
         Asked::Nothing | Asked::Other | Asked::Connect => None,
     };
-    let (parts, incoming) = request.into_parts();
-    let mut request = Request::from_parts(parts, ());
     let on_client = tunnel.is_some().then(|| hyper::upgrade::on(&mut request));
     let head = for_site(visit, request, site, client, asked).ok_or(BAD)?;
-    let content = Upload::new(Some(incoming).filter(|_| tunnel.is_none()));
     let (mut response, connection) = from_site(site, head.map(|()| content)).await.map_err(|error| {
         tracing::debug!(error, "the site of [http] did not answer");
         DOWN
@@ -240,12 +219,6 @@ fn host(request: &Request<()>, site: &Endpoint) -> Option<HeaderValue> {
     }
 }
 
-/// Whose request it is; `None`: a trusted server says two things.
-fn client(visit: &Visit, headers: &HeaderMap) -> Option<IpAddr> {
-    let (trusted, peer) = (&visit.config.http.trusted, visit.peer.ip().to_canonical());
-    if proxied::is_trusted(trusted, peer) { proxied::client(headers, trusted, peer) } else { Some(peer) }
-}
-
 /// How the client speaks to us, or to the server in front.
 fn scheme(visit: &Visit, headers: &HeaderMap) -> &'static str {
     let in_front = proxied::is_trusted(&visit.config.http.trusted, visit.peer.ip());
@@ -254,7 +227,7 @@ fn scheme(visit: &Visit, headers: &HeaderMap) -> &'static str {
 }
 
 /// What RFC 9113 §6.5.2 counts of a head, in bytes.
-fn head_bytes(request: &Request<Incoming>) -> usize {
+fn head_bytes(request: &Request<()>) -> usize {
     const OVERHEAD: usize = 32;
     let fields = request.headers().iter();
     let fields: usize = fields.map(|(name, value)| name.as_str().len() + value.len() + OVERHEAD).sum();
@@ -294,6 +267,3 @@ fn refusal(status: StatusCode) -> Response<Answer> {
     }
     response
 }
-
-/// The fields that say how a connection goes on, for an upgrade.
-pub(super) const UPGRADES: [(HeaderName, &str); 2] = [(CONNECTION, "upgrade"), (UPGRADE, "websocket")];

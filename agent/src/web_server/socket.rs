@@ -36,7 +36,7 @@ impl Socket {
     }
 
     fn written<T>(&mut self, cx: &mut Context<'_>, outcome: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
-        if outcome.is_ready() {
+        if outcome.is_ready() || self.activity.has_patience() {
             self.stalled = None;
             return outcome;
         }
@@ -89,6 +89,16 @@ impl AsyncWrite for Socket {
 pub(super) enum Plain {
     Tls(Box<TlsStream<Socket>>),
     Socket(Socket),
+}
+
+impl Plain {
+    /// The TCP connection that the bytes of HTTP come over.
+    pub(super) fn tcp(&self) -> &TcpStream {
+        match self {
+            Self::Tls(stream) => &stream.get_ref().0.stream,
+            Self::Socket(socket) => &socket.stream,
+        }
+    }
 }
 
 macro_rules! each {

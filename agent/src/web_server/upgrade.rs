@@ -1,6 +1,7 @@
 //! Requests that want more than an answer: CONNECT, upgrades, and WebSockets of the site.
 //!
 //! ```text
+//!   CONNECT, connect-udp with good credentials       a user's: `user.rs`
 //!   CONNECT                                          405, and over HTTP/1.1 the connection is closed
 //!   WebSocket: Upgrade (HTTP/1.1), RFC 8441          asked of the site; accepted, bytes go both ways
 //!   another upgrade                                  asked of the site as a plain request, then closed
@@ -15,7 +16,7 @@ use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
     ext::Protocol,
-    header::{CONNECTION, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE},
+    header::{CONNECTION, HeaderName, HeaderValue, SEC_WEBSOCKET_ACCEPT, SEC_WEBSOCKET_KEY, UPGRADE},
     upgrade::{OnUpgrade, Upgraded},
 };
 use hyper_util::rt::TokioIo;
@@ -25,12 +26,10 @@ use tokio::{
     time::sleep,
 };
 
-use super::{
-    activity::Activity,
-    places::TunnelPlace,
-    request::{Asking, UPGRADES},
-    socket::Plain,
-};
+use super::{activity::Activity, places::TunnelPlace, socket::Plain, visit::Asking};
+
+/// The fields that say how a connection goes on, for an upgrade.
+const UPGRADES: [(HeaderName, &str); 2] = [(CONNECTION, "upgrade"), (UPGRADE, "websocket")];
 
 /// How long a WebSocket may be silent.
 const SILENCE: Duration = Duration::from_secs(600);
@@ -64,11 +63,17 @@ fn of_head(method: &Method, headers: &HeaderMap, protocol: Option<&str>, is_whol
     if !headers.contains_key(UPGRADE) {
         return Asked::Nothing;
     }
+    let websocket = upgrades_to(headers, "websocket");
+    if websocket && method == Method::GET && is_whole { Asked::WebSocket } else { Asked::Other }
+}
+
+/// Whether these fields ask for the connection to become one of `protocol`.
+pub(super) fn upgrades_to(headers: &HeaderMap, protocol: &str) -> bool {
     let connection = headers.get_all(CONNECTION).iter().filter_map(|value| value.to_str().ok());
     let mut options = connection.flat_map(|value| value.split(','));
     let upgrades = options.any(|option| option.trim().eq_ignore_ascii_case("upgrade"));
-    let websocket = headers[UPGRADE].as_bytes().eq_ignore_ascii_case(b"websocket");
-    if upgrades && websocket && method == Method::GET && is_whole { Asked::WebSocket } else { Asked::Other }
+    let names = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(protocol.as_bytes());
+    upgrades && headers.get(UPGRADE).is_some_and(names)
 }
 
 /// Makes a request to the site one for a WebSocket. Over HTTP/2 there is no key, and the site wants one.
@@ -161,9 +166,9 @@ mod tests {
     #[test]
     fn what_a_request_wants() {
         let of = |method: Method, fields: &[(&'static str, &str)], protocol, is_whole| {
-            let fields = fields.iter().map(|(name, value)| {
-                (hyper::header::HeaderName::from_static(name), HeaderValue::from_str(value).unwrap())
-            });
+            let fields = fields
+                .iter()
+                .map(|(name, value)| (HeaderName::from_static(name), HeaderValue::from_str(value).unwrap()));
             of_head(&method, &fields.collect(), protocol, is_whole)
         };
         let websocket = [("connection", "keep-alive, Upgrade"), ("upgrade", "WebSocket")];

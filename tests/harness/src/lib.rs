@@ -8,7 +8,7 @@
 //! | the status page, in a browser | [`browser`] |
 //! | on which host it runs, what it cannot reach | [`place`], [`firewall`] |
 //! | iperf3 and what became of each datagram | [`iperf`] |
-//! | upstreams that answer | [`upstream`] |
+//! | upstreams that answer | [`upstream`], [`tcp_echo`] |
 //! | gateways, hosts behind them, a tunnel between them | [`sites`], `links.rs` |
 //! | whether a packet arrives, and which size fits | [`probe`] |
 //! | a stream of bytes, compared at its end | [`transfer`] |
@@ -60,6 +60,7 @@ pub mod sites;
 pub mod stage;
 pub mod stream;
 pub mod tap;
+pub mod tcp_echo;
 pub mod transfer;
 pub mod upstream;
 pub mod venv;

@@ -13,6 +13,7 @@ mod iperf3;
 mod metrics;
 mod peers_dir;
 mod previous;
+mod ranges;
 mod refusals;
 mod reload;
 mod restart;

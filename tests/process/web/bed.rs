@@ -25,7 +25,7 @@ pub(crate) const NAME: &str = "gw.example.net";
 /// The clients' own limits are shorter.
 pub(crate) const LIMIT: Duration = Duration::from_secs(120);
 
-const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/process/web");
+pub(crate) const FOLDER: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/process/web");
 
 /// An agent that serves, and a site behind it.
 #[derive(Debug)]
@@ -35,7 +35,8 @@ pub(crate) struct Bed {
     pub(crate) site: Running,
     /// Where it listens, on TCP and on UDP.
     pub(crate) tcp: SocketAddr,
-    python: PathBuf,
+    pub(crate) python: PathBuf,
+    pub(crate) site_address: SocketAddr,
 }
 
 impl Bed {
@@ -63,7 +64,7 @@ impl Bed {
              \"{here}/key.pem\"\nnames = [\"{NAME}\"]\n{more}listen = [\"{tcp}\"]\nsite = \"http://{site}\"\n"
         ));
         agent.start();
-        Some(Self { agent, folder, site: process, tcp, python })
+        Some(Self { agent, folder, site: process, tcp, python, site_address: site })
     }
 
     /// What curl says of a page.

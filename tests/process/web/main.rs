@@ -4,11 +4,14 @@
 //! |---|---|
 //! | what is asked, and what must be answered | this one: curl, openssl, nginx, HAProxy |
 //! | the agent, its certificate, the site behind it | `bed.rs` |
+//! | users: CONNECT and CONNECT-UDP | `users.rs`, and `user_client.py` on h2 and libcurl |
 //! | visitors on h2, hpack and wsproto, hostile ones among them | `visitor.py` |
 //! | the site, on h11 and wsproto | `site.py` |
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bed;
+mod hostile;
+mod users;
 
 use std::{
     fs,
@@ -105,6 +108,22 @@ fn a_site_that_is_down_is_502_and_none_is_404() {
     let output = run(Command::new("curl").args(["--silent", "--insecure", "--include", &url]), LIMIT);
     let page = text(&output.stdout);
     assert!(page.contains(" 404") && !page.to_lowercase().contains("alt-svc"), "{page}");
+}
+
+#[test]
+fn an_upload_to_a_site_that_is_down_gets_its_502() {
+    let Some(mut bed) = Bed::new("upload and no site", NEEDS, "ec:P-256", "") else { return };
+    bed.site.kill();
+    let file = bed.folder.path().join("upload");
+    let upload = format!("@{}", file.display());
+    for size in [1_000, 200_000, 900_000, 5_000_000] {
+        fs::write(&file, vec![7; size]).unwrap();
+        for version in ["--http1.1", "--http2"] {
+            let options = [version, "--header", "expect:", "--data-binary", &upload];
+            let options = [&options[..], &["--output", "/dev/null", "--write-out", "%{http_code}"]].concat();
+            assert_eq!(bed.curl(&options, "/"), "502", "{version} {size}");
+        }
+    }
 }
 
 #[test]
@@ -346,6 +365,29 @@ fn behind_nginx_the_client_is_the_one_that_it_names() {
     assert!(page.contains(&format!("[\"host\", \"{NAME}\"]")), "{page}");
     let mut visitor = bed.visitor("websocket", front);
     assert_eq!(finished(&mut visitor), "AcceptConnection CloseConnection 1000");
+    // What a server in front says is taken from either of its two headers, and refused where they differ.
+    let front_says = |lines: &[&str]| {
+        let headers = lines.iter().flat_map(|line| ["--header", line]);
+        let mut command = Command::new("curl");
+        command.args(["--silent", "--write-out", " %{http_code}"]).args(headers);
+        text(&run(command.arg(format!("http://{}/echo", bed.tcp)), LIMIT).stdout)
+    };
+    for (lines, client, scheme) in [
+        (&["x-forwarded-for: 192.0.2.1"][..], "192.0.2.1", "http"),
+        (&["x-forwarded-for: 203.0.113.9, 192.0.2.1", "x-forwarded-proto: https"], "192.0.2.1", "https"),
+        (&["forwarded: for=\"[2001:db8::7]:99\";proto=https"], "2001:db8::7", "http"),
+        (&["forwarded: for=192.0.2.1", "x-forwarded-for: 192.0.2.1"], "192.0.2.1", "http"),
+        (&["x-real-ip: 192.0.2.1"], "127.0.0.1", "http"),
+    ] {
+        let page = front_says(lines);
+        let pairs = [("x-forwarded-for", client), ("x-forwarded-proto", scheme)];
+        for (name, value) in pairs {
+            assert!(page.contains(&format!("[\"{name}\", \"{value}\"]")), "{lines:?}: {page}");
+        }
+        assert!(!page.contains("\"forwarded\"") && !page.contains("x-real-ip"), "{page}");
+    }
+    let both = front_says(&["forwarded: for=192.0.2.1", "x-forwarded-for: 192.0.2.2"]);
+    assert!(both.ends_with(" 400"), "{both}");
     // Who is not trusted cannot say who it is.
     let url = format!("http://{}/echo", bed.tcp);
     let direct = |more: &[&str]| {

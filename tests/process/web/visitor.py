@@ -20,13 +20,14 @@ NAME = "gw.example.net"
 HEADERS = [(":method", "GET"), (":scheme", "https"), (":authority", NAME), (":path", "/echo")]
 
 
-def connect(port, *protocols):
+def connect(port, *protocols, ragged=True):
+    """A TLS connection; unless `ragged`, an end without close_notify is an error."""
     plain = socket.create_connection(("127.0.0.1", port), timeout=60)
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     context.set_alpn_protocols(protocols)
-    tls = context.wrap_socket(plain, server_hostname=NAME)
+    tls = context.wrap_socket(plain, server_hostname=NAME, suppress_ragged_eofs=ragged)
     assert tls.selected_alpn_protocol() == protocols[0], tls.selected_alpn_protocol()
     return tls
 

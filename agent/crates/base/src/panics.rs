@@ -37,6 +37,8 @@ crate::labelled! {
     pub enum Part {
         /// The admin HTTP server, rendering included.
         Admin => "admin",
+        /// The streams that carry packets over TCP.
+        Carrier => "carrier",
         /// The control socket and its requests.
         Control => "control",
         /// A reload that a signal asked for, until it begins to change something.

@@ -54,6 +54,10 @@ pub(super) struct Checks {
     pub(super) preshared: Vec<(usize, At)>,
     /// Those of `peer.endpoints` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
+    /// The peers with a file of certificates, by their places among all peers, and where it is named.
+    pub(super) ca_files: Vec<(usize, At)>,
+    /// The `https://` endpoints, and whose they are.
+    pub(super) urls: Vec<(String, Arc<str>)>,
 }
 
 /// A public key that a file names, and where.
@@ -149,8 +153,9 @@ impl Checks {
 
     /// An endpoint of the peer that is being read; only an address says already now where it is.
     pub(super) fn dials(&mut self, endpoint: &Endpoint, at: &At) -> Result<(), Bad> {
+        self.is_only_url(endpoint, at);
         let name = Arc::clone(&self.peer);
-        match endpoint.host.parse() {
+        match endpoint.name().parse() {
             Ok(address) => self.carried_by(address, Holder::Peer(name), at.clone()),
             Err(_) => self.looked_up.push(LookedUp { name, at: at.clone() }),
         }

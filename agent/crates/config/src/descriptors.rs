@@ -8,6 +8,9 @@ pub const MOST_WEB_CONNECTIONS: usize = 512;
 /// Sessions of all users together; each has a socket, and up to 256 KiB in its queues.
 pub const MOST_USER_SESSIONS: usize = 1_024;
 
+/// Connections to `http.listen` on which a user was let in, in all; they are no visitors' any more.
+pub const MOST_USER_CONNECTIONS: usize = 512;
+
 /// Names that are looked up at a time for all users; each look-up has a thread, and a socket to the resolver.
 pub const MOST_USER_LOOKUPS: usize = 64;
 
@@ -31,7 +34,9 @@ impl Config {
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
         // Each connection may have another to the site.
         let web = if self.http.listen.is_empty() { 0 } else { 2 * MOST_WEB_CONNECTIONS as u64 };
-        let users = if self.users.is_empty() { 0 } else { (MOST_USER_SESSIONS + MOST_USER_LOOKUPS) as u64 };
+        let on_tcp = if self.http.listen.is_empty() { 0 } else { MOST_USER_CONNECTIONS };
+        let of_users = MOST_USER_SESSIONS + MOST_USER_LOOKUPS + on_tcp;
+        let users = if self.users.is_empty() { 0 } else { of_users as u64 };
         let proxied = self.tcp.iter().any(|forward| !forward.tcp.accept_proxy.is_empty());
         let headers = u64::from(self.worker_count()) * if proxied { crate::MOST_HEADERS as u64 } else { 0 };
         let visitors = web + users + headers;

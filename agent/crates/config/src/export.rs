@@ -74,7 +74,7 @@ mod tests {
                     map = [\"10.3.0.0/16 = 192.168.0.0/16\"]\naddress = [\"10.9.0.2\"]\npriority = 7\nweight = 2\ndscp = 46\ncongestion = \"cubic\"\nthin = \"off\"\n\
                     rate = \"auto\"\nrate_min = \"1Mbit\"\nrate_max = \"50Mbit\"\nrate_receive = \"10Mbit\"\n\
                     quota = { bytes = \"1500MB\", from = 31, then = \"64kbit\" }\n\
-                    rate_overhead = 18\nrepair = { mode = \"auto\", dscp = [46, 34] }\n\
+                    rate_overhead = 18\ncarrier = \"off\"\nca_file = \"/etc/ca.pem\"\nproxy = \"http://me:p%40ss@proxy.example:3128\"\nrepair = { mode = \"auto\", dscp = [46, 34] }\n\
                     queue = { packets = 7, time = \"1s\" }\naqm = { target = \"10ms\" }\n\
                     preshared_key_file = \"/etc/culvert/it's \\\"b\\\".psk\"\n";
         for more in ["", more] {

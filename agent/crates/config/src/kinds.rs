@@ -7,6 +7,7 @@ use toml::de::{DeFloat, DeInteger, DeValue};
 use crate::{
     checks::Checks,
     problem::At,
+    ranges::services_of,
     spelled::Spelled,
     value::{self, Bad, bad},
 };
@@ -331,20 +332,30 @@ pub(super) fn named() -> Kind<Arc<str>> {
     text("name", |text| Ok(text.into()), ToString::to_string)
 }
 
-/// A list of names of services, each once, as their indices.
+/// A list of names of services, each once, as their indices. The name of a range stands for the service of each of its ports.
 pub(super) fn granted() -> Kind<Vec<usize>> {
     let read = |mut given: Given<'_>| {
         let name = (named().read)(given.again())?;
         let Given { at, checks, .. } = given;
-        let index = index_of(&name, &checks.services, "service")?;
-        if checks.any.contains(&index) {
+        let mut found: Vec<usize> = match index_of(&name, &checks.services, "service") {
+            Ok(index) => vec![index],
+            Err(unknown) => Some(services_of(&name, &checks.services).collect())
+                .filter(|found: &Vec<usize>| !found.is_empty())
+                .ok_or(unknown)?,
+        };
+        if found.iter().any(|index| checks.any.contains(index)) {
             let remedy = "remove it here: networks of a [[user]] say what is reached through it";
             return Err(bad(format!("{name:?} has no address of its own"), remedy));
         }
-        let is_new = checks.granted.insert(format!("{:?} {} {index}", at.file, at.list()));
-        is_new.then_some(index).ok_or_else(|| bad("is named twice", "remove one"))
+        found.retain(|index| checks.granted.insert(format!("{:?} {} {index}", at.file, at.list())));
+        Some(found).filter(|found| !found.is_empty()).ok_or_else(|| bad("is named twice", "remove one"))
     };
-    Kind::new("name", read, |index, names| Shown::text(names.services.get(*index)?)).list()
+    let list = Kind::new("name", read, |_, _| None).list();
+    let show = |indices: &Vec<usize>, names: Names<'_>| {
+        let shown = indices.iter().filter_map(|index| Shown::text(names.services.get(*index)?));
+        Shown::bare(format!("[{}]", shown.map(|one| one.toml()).collect::<Vec<_>>().join(", ")))
+    };
+    Kind::new(list.words, move |given| Ok((list.read)(given)?.concat()), show)
 }
 
 /// The index of the service or peer of this name.

@@ -50,6 +50,7 @@ use net::process;
 #[cfg(test)]
 mod access_tests;
 mod any;
+mod carrier;
 mod change;
 mod checks;
 mod credential;
@@ -72,6 +73,7 @@ mod problem;
 #[doc(hidden)]
 pub mod properties;
 pub mod quota;
+mod ranges;
 #[cfg(test)]
 mod reference_tests;
 pub mod reload;
@@ -102,8 +104,11 @@ mod users;
 mod users_tests;
 mod value;
 
+pub use carrier::{Carrier, MOST_CA_BYTES, Proxy};
 pub use checks::MOST_HOLDERS;
-pub use descriptors::{MOST_SITE_LOOKUPS, MOST_USER_LOOKUPS, MOST_USER_SESSIONS, MOST_WEB_CONNECTIONS};
+pub use descriptors::{
+    MOST_SITE_LOOKUPS, MOST_USER_CONNECTIONS, MOST_USER_LOOKUPS, MOST_USER_SESSIONS, MOST_WEB_CONNECTIONS,
+};
 pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate, ThinStreams};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};

@@ -18,6 +18,7 @@ use wire::messages::MAX_PRESHARED_KEYS;
 
 use crate::{
     OPEN_LABEL, OPEN_PREFIX,
+    carrier::{Carrier, Proxy, peer_endpoint, proxy},
     checks::Checks,
     credential,
     kinds::{Kind, granted, name, one_of, or, share, size, text, time, whole},
@@ -27,7 +28,7 @@ use crate::{
     quota::{Quota, quota},
     repair::{PacketRepair, packet_repair},
     section::{Table, section},
-    sections::{TENTH, endpoint},
+    sections::TENTH,
     spelled::spelled,
     tun::Tun,
     value::{self, bad, parsed},
@@ -37,7 +38,7 @@ use crate::{
 const KEY_REMEDY: &str = "write what culvert pubkey prints at that peer";
 
 /// Bits a second.
-fn rate() -> Kind<u64> {
+pub(crate) fn rate() -> Kind<u64> {
     text("64kbit to 100Gbit", value::bit_rate, value::bit_rate_text)
 }
 
@@ -49,8 +50,12 @@ fn key() -> Kind<PublicKey> {
 const PRESHARED_REMEDY: &str = "name the file that culvert genpsk wrote, or leave the key out";
 
 fn preshared_key_file() -> Kind<PathBuf> {
-    let path = |text: &str| match text {
-        "" => Err(bad("is empty", PRESHARED_REMEDY)),
+    file(PRESHARED_REMEDY)
+}
+
+fn file(remedy: &'static str) -> Kind<PathBuf> {
+    let path = move |text: &str| match text {
+        "" => Err(bad("is empty", remedy)),
         _ => Ok(PathBuf::from(text)),
     };
     text("path", path, |path| path.display().to_string())
@@ -72,10 +77,19 @@ section! {
         preshared_key_files as preshared_key_file: Vec<PathBuf> = Vec::new(),
             preshared_key_file().list().or_one(preshared_key_file()).not_empty(PRESHARED_REMEDY), Now;
         /// Addresses to dial; a link-local one names its interface, as in `"[fe80::1%eth0]:4433"`. Left out, the peer dials us, which needs `transport.listen`.
+        /// `"https://host/"` goes over TCP, where UDP does not pass ([carriers](carrier.md)).
         endpoints: Vec<Endpoint> = Vec::new(),
-            endpoint().then(Checks::dials).list()
+            peer_endpoint().then(Checks::dials).list()
                 .not_empty("write host:port, or leave the key out: then the peer dials us"),
             Now;
+        /// When the `https://` endpoints are dialled: after the others, which go over UDP, alone, or never.
+        carrier: Carrier = Carrier::Fallback, one_of(), Now;
+        /// The certificates of the authorities, as PEM, by which the web server at an `https://` endpoint proves its name. Left out, those of
+        /// this system count. Read whenever a stream begins.
+        ca_file: Option<PathBuf> = None, file("name a file of certificates, or leave the key out").optional(), Now;
+        /// The proxy on the way to `https://` endpoints, which takes CONNECT: `http://host:port`, with a name and a password as in
+        /// `http://user:password@host:port`. Left out, the variables `HTTPS_PROXY` and `NO_PROXY` of the process count.
+        proxy: Option<Proxy> = None, proxy().optional(), Now;
         /// Parallel lanes, each on a UDP port of its own; 0 is one per worker of the side that has more, at most 8. With fewer
         /// lanes than workers, workers forward datagrams to each other.
         lanes: u8 = 0, whole(0..=64), NextConnection;
@@ -245,7 +259,7 @@ impl Peer {
 
     /// Takes the relative paths of its files from `base`.
     pub(super) fn resolve_paths(&mut self, base: &Path) {
-        for file in &mut self.preshared_key_files {
+        for file in self.preshared_key_files.iter_mut().chain(&mut self.ca_file) {
             *file = base.join(&file);
         }
     }
@@ -367,7 +381,7 @@ impl Checks {
         }
     }
 
-    /// Reads the preshared keys of `peers`.
+    /// Reads the preshared keys of `peers`, and looks at their files of certificates.
     pub(super) fn load_preshared_keys(&mut self, peers: &mut [Peer]) {
         for (place, at) in mem::take(&mut self.preshared) {
             let Some(peer) = peers.get_mut(place) else { continue };
@@ -379,6 +393,7 @@ impl Checks {
                 self.report.add(&at, "both files hold the same key", "write a new key, or name one file");
             }
         }
+        self.check_ca_files(peers);
     }
 
     /// Checks tables of one file and appends the peers to `peers`.
@@ -419,6 +434,7 @@ impl Checks {
                 self.report.add(&table.place("rate"), problem, remedy);
             }
             self.check_rate(&mut table, &peer);
+            self.check_carrier(&peer, &table.place("carrier"), table.has("endpoints"));
             self.check_map(&mut table, &peer);
             if !peer.preshared_key_files.is_empty() {
                 let at = table.place("preshared_key_file");
@@ -428,6 +444,9 @@ impl Checks {
                     self.report.add(&at, format!("names {files} files"), remedy);
                 }
                 self.preshared.push((peers.len(), at));
+            }
+            if peer.ca_file.is_some() {
+                self.ca_files.push((peers.len(), table.place("ca_file")));
             }
             self.peers.push(Arc::clone(&self.peer));
             peers.push(peer);

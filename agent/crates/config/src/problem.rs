@@ -186,10 +186,12 @@ impl Report {
         theirs
     }
 
-    /// Records a problem at its place, with the remedy for it.
+    /// Records a problem at its place, with the remedy for it, once for all ports of a range.
     pub(super) fn add(&mut self, at: &At, problem: impl Into<String>, remedy: impl Into<String>) {
         let problem = self.describe(at, problem.into(), remedy.into());
-        self.problems.push(problem);
+        if !self.problems.iter().rev().take(16).any(|before| *before == problem) {
+            self.problems.push(problem);
+        }
     }
 
     /// Records what an operator should know, although the agent starts.

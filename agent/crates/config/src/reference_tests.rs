@@ -239,6 +239,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "tun.up" | "tun.down" => "[\"/bin/true\"]",
         "peer.congestion" => "\"cubic\"",
         "peer.thin" => "\"off\"",
+        "peer.carrier" => "\"off\"",
+        "peer.proxy" => "\"http://proxy.example.org:3128\"",
         "peer.map" => "[\"10.9.0.2/32 = 192.168.0.2/32\"]",
         "peer.flow_quota" => "0.25",
         "peer.quota" => "{ bytes = \"2GB\" }",

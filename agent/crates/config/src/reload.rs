@@ -16,7 +16,7 @@ use gate::web::WebCertificate;
 
 pub use crate::section::Effect;
 use crate::{
-    AccessMode, Config, Forward, Knock, Peer, Service, Tun, User,
+    AccessMode, Config, Forward, Knock, Peer, Service, Tun, User, carrier,
     kinds::{self, Names},
     problem::PeerOrigin,
     resolve::MAX_SERVICES,
@@ -219,8 +219,12 @@ impl Differences {
 
     /// Records a key whose value is another one.
     fn key(&mut self, what: String, effect: Effect, old: Option<kinds::Shown>, new: Option<kinds::Shown>) {
-        match [old, new].map(|value| value.map(|shown| shown.text)) {
-            [old, new] if old == new => {}
+        let [old, new] = [old, new].map(|value| value.map(|shown| shown.text));
+        if old == new {
+            return;
+        }
+        // The log has it.
+        match [old, new].map(|value| value.map(|text| carrier::without_password(&text))) {
             [Some(old), Some(new)] => self.0.push(Change { what, kind: Kind::Changed(old, new), effect }),
             [Some(old), None] => self.removed(what, old, effect),
             [None, Some(new)] => self.added(what, new, effect),

@@ -24,6 +24,7 @@ use crate::{
     directory::Texts,
     peers::Around,
     problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
+    ranges,
     section::{self, Section, Table},
     sections::{self, Control, TcpForward},
     state,
@@ -80,10 +81,14 @@ impl Draft {
         sources: Sources<'_>,
     ) -> Self {
         let mut checks = Checks { report: Report::new(text), ..Checks::default() };
-        let entries = section::parse(text, &At::file(PeerOrigin::Config), &mut checks.report);
+        let whole = At::file(PeerOrigin::Config);
+        let mut entries = section::parse(text, &whole, &mut checks.report);
+        if let Some(entries) = &mut entries {
+            ranges::expand(entries, &whole, &mut checks.report);
+        }
         // What is no TOML looks empty, and would be called incomplete.
         let unreadable = entries.is_none().then(|| checks.report.clone());
-        let mut root = Table::new(At::file(PeerOrigin::Config), entries.as_ref());
+        let mut root = Table::new(whole, entries.as_ref());
 
         let mut table = root.table("identity", &mut checks.report);
         let identity: sections::Identity = table.fill(&mut checks);
@@ -325,7 +330,7 @@ impl Head<'_> {
             checks.kernel_routing(tun, &self.tun_table);
             checks.collisions(tun, transport.mark);
             checks.lookups(tun, transport.mark, &peers);
-            checks.unused(&peers, &self.tun_table.at);
+            checks.unused(tun, &peers, &self.tun_table.at);
         }
         if !listens && !dials {
             let remedy = "add transport.listen, or a [[peer]] with endpoints";

@@ -93,12 +93,16 @@ impl<'t> Table<'t> {
         self.known.push(key);
         let Some(value) = self.get(key) else { return Vec::new() };
         let at = self.place(key);
-        let table = |(index, element): (usize, &'t Spanned<DeValue<'t>>)| {
+        // Tables that stand for the ports of one range are one in the file.
+        let (mut index, mut previous) = (0, None);
+        let table = |element: &'t Spanned<DeValue<'t>>| {
             let entries = element.get_ref().as_table()?;
+            index += usize::from(previous.as_ref().is_some_and(|previous| *previous != element.span()));
+            previous = Some(element.span());
             Some(Table::new(at.element(index, element.span()), Some(entries)))
         };
         let list = value.get_ref().as_array();
-        list.and_then(|list| list.iter().enumerate().map(table).collect()).unwrap_or_else(|| {
+        list.and_then(|list| list.iter().map(table).collect()).unwrap_or_else(|| {
             report.add(&at, "is not a table of its own", format!("write [[{key}]] and its keys below"));
             Vec::new()
         })

@@ -191,7 +191,8 @@ section! {
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Forward {
         /// The address to which applications send datagrams (`[[udp]]`) or connect (`[[tcp]]`). No two listeners of one
-        /// protocol may overlap.
+        /// protocol may overlap. With a range of ports, as in `"127.0.0.1:6000-6009"`, the service of each is the name below and its
+        /// place in the range, from `.0` on ([operations](operations.md#where-a-service-is)).
         listen: SocketAddr = NOWHERE, address().then(Checks::listener), Now,
             required "write the local address and port";
         /// The `[[peer]]` that gets them.
@@ -261,7 +262,8 @@ section! {
         /// loopback or to one of our own ports, that address is refused; `localhost` means loopback. Of a list, TCP tries one after the
         /// other within 10 s altogether, and UDP goes to the first that has an address. A service that answers UDP from another
         /// address or port than this, as TFTP does, does not work. `"any"`: it has no place of its own, no peer may use it, and
-        /// `user.networks` are reached through it, as far as `service.allow` and `service.deny` say.
+        /// `user.networks` are reached through it, as far as `service.allow` and `service.deny` say. A range of ports, as in
+        /// `"10.0.0.5:6000-6009"`, makes a service of each: their names end in `.0` to `.9`, and the name without it grants all.
         upstream: Upstream = NOWHERE.into(), upstream(), Now,
             required "write an address and a port";
         /// With `upstream = "any"`: the addresses that may be reached. Left out, all public ones. Loopback, private, shared
@@ -426,8 +428,8 @@ section! {
         /// The prefixes from which such a server connects: of a client there, its PROXY header (version 1 or 2) or its
         /// `X-Forwarded-For` or `Forwarded` says whose request it is. They are ignored from everybody else.
         trusted: Vec<IpNet> = Vec::new(), text("prefix", network_prefix, ToString::to_string).list(), NextConnection;
-        /// The web server whose answers they get, over HTTP/1.1: `"http://127.0.0.1:8080"`. Over HTTP/3 it is asked for GET, HEAD and
-        /// POST, on TCP for every method but CONNECT and TRACE; while it is down the answer is 502. Left out, every answer is 404.
+        /// The web server whose answers they get, over HTTP/1.1: `"http://127.0.0.1:8080"`. It is asked for every
+        /// method but CONNECT and TRACE; while it is down the answer is 502. Left out, every answer is 404.
         site: Option<Endpoint> = None, text("web server", value::site, |site| format!("http://{site}")).optional(), NextConnection;
         /// Inner addresses for users of CONNECT-IP, which get one of each family: prefixes that nobody else has, and that are routed
         /// into the TUN device ([operations](operations.md#ip-packets-of-users)). Left out, there is no CONNECT-IP.

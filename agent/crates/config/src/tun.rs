@@ -171,8 +171,9 @@ spelled! {
 
 impl Checks {
     /// Notes that a tunnel leads nowhere, which a peer that is added later may change.
-    pub(super) fn unused(&mut self, peers: &[Peer], at: &At) {
-        if peers.iter().all(|peer| peer.allowed_ips.is_empty() && peer.addresses.is_empty()) {
+    pub(super) fn unused(&mut self, tun: &Tun, peers: &[Peer], at: &At) {
+        let leads_to = |peer: &Peer| !peer.allowed_ips.is_empty() || !peer.addresses.is_empty();
+        if tun.pool.is_empty() && !peers.iter().any(leads_to) {
             let remedy = "add allowed_ips to a [[peer]], or a peer with culvert peer add --allowed-ip";
             self.report.note(at, "no peer has allowed_ips: the tunnel leads nowhere yet", remedy);
         }

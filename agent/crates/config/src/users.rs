@@ -17,6 +17,7 @@ use crate::{
     Http, Peer, Tun,
     checks::Checks,
     kinds::{Kind, granted, name, text, truth},
+    peers::rate,
     prefix::network_prefix,
     problem::{At, PeerOrigin},
     section::{Table, section},
@@ -80,6 +81,9 @@ section! {
         /// The inner addresses that the user has for good over CONNECT-IP, at most one of each family, out of `http.pool`. With several
         /// devices the newest has them, and the others get some of the pool, as all do without this key.
         addresses as address: Vec<IpAddr> = Vec::new(), inner().list(), Now;
+        /// What may pass from the user, and as much to it, of all its sessions together: TCP waits, and datagrams beyond it are dropped
+        /// (`over_rate`). Left out: as much as the agent has time for.
+        rate: Option<u64> = None, rate().optional(), Now;
         /// From when on the user is let in no more; what is open then ends.
         expires: Option<u64> = None, moment().optional(), Now;
         /// Whether the user is shut out for now.
@@ -143,6 +147,8 @@ pub struct NewUser {
     /// Its inner addresses.
     #[serde(default, rename = "address", skip_serializing_if = "Vec::is_empty")]
     pub addresses: Vec<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rate: Option<String>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires: Option<String>,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -250,9 +256,10 @@ impl Checks {
 
     /// Notes users whom nobody lets in, because there is no web server.
     pub(super) fn reachable_users(&mut self, users: &[User], http: &Http, at: &At) {
-        if users.iter().any(|user| !user.disabled) && http.names.is_empty() {
-            let problem = "there are users, and no http.names, so none of them can come";
-            self.report.note(at, problem, "add [http] with a certificate and names, or remove the users");
+        if users.iter().any(|user| !user.disabled) && http.names.is_empty() && http.listen.is_empty() {
+            let problem = "there are users, and neither http.names nor http.listen, so none of them can come";
+            let remedy = "add [http] with a certificate and names, or remove the users";
+            self.report.note(at, problem, remedy);
         }
     }
 }

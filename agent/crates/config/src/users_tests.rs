@@ -119,7 +119,7 @@ fn an_operator_is_told_of_users_who_reach_nothing() {
     let without_http = HEAD
         .replace("[http]\ncertificate_file = \"a\"\nkey_file = \"b\"\nnames = [\"gw.example.net\"]\n", "");
     let text = format!("{without_http}{}", user("anna", "services = [\"web\"]"));
-    assert!(said(&text).contains("no http.names"));
+    assert!(said(&text).contains("neither http.names nor http.listen"));
     let allow = HEAD.replace("upstream = \"any\"", "upstream = \"127.0.0.1:81\"");
     assert!(said(&allow).contains("upstream = \"any\" only"));
 }

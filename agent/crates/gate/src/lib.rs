@@ -61,6 +61,7 @@ use wire::cid::ConnectionIds;
 
 pub mod admission;
 pub mod budget;
+pub mod carrier;
 mod certificate;
 pub mod classify;
 pub mod client;

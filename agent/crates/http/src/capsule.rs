@@ -53,6 +53,14 @@ pub fn put(out: &mut Vec<u8>, kind: u64, value: &[u8]) {
     out.extend_from_slice(value);
 }
 
+/// Appends a capsule with an HTTP datagram of context 0: a UDP payload (RFC 9298 §5).
+pub fn put_datagram(out: &mut Vec<u8>, payload: &[u8]) {
+    varint::put(out, DATAGRAM);
+    varint::put(out, payload.len() as u64 + 1);
+    varint::put(out, 0);
+    out.extend_from_slice(payload);
+}
+
 /// Cuts a stream into capsules.
 ///
 /// ```text
@@ -156,7 +164,7 @@ mod tests {
     #[test]
     fn known_ones_are_read_and_others_skipped() {
         let mut stream = Vec::new();
-        put(&mut stream, DATAGRAM, b"\0hello");
+        put_datagram(&mut stream, b"hello");
         put(&mut stream, 0x29, b"grease");
         put(&mut stream, ADDRESS_ASSIGN, b"");
         put(&mut stream, 0x1f_ffff_ffff, &[0; 1000]);

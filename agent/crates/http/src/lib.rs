@@ -8,6 +8,7 @@
 //! | how are field sections written | [`qpack`] |
 //! | what stands on streams | [`frame`], [`settings`], [`stream`] |
 //! | what stands in tunnels and datagrams | [`capsule`], [`mod@datagram`]; of connect-ip: [`addresses`] |
+//! | how do packets stand in a WebSocket, at either end | [`websocket`] |
 //! | with which code does something end | [`error`] |
 //! | how are integers written | [`varint`] |
 //!
@@ -28,3 +29,4 @@ pub mod qpack;
 pub mod settings;
 pub mod stream;
 pub mod varint;
+pub mod websocket;

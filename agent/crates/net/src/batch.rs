@@ -250,6 +250,19 @@ impl ReceiveBatch {
         true
     }
 
+    /// Forgets the buffers for which `keep` is false.
+    pub(super) fn retain(&mut self, mut keep: impl FnMut(&Meta, &[u8]) -> bool) {
+        let (bytes, room) = (&self.bytes, self.slot_bytes);
+        self.accepted.retain(|(slot, meta)| keep(meta, &bytes[slot * room..][..meta.len]));
+    }
+
+    /// All buffers have come from this address.
+    pub(super) fn come_from(&mut self, source: SocketAddr) {
+        for (_, meta) in &mut self.accepted {
+            meta.source = source;
+        }
+    }
+
     /// The whole room of every slot, for the kernel to fill; call [`ReceiveBatch::accept`] for those it did.
     pub(super) fn rooms(&mut self) -> impl Iterator<Item = &mut [u8]> {
         self.bytes.chunks_exact_mut(self.slot_bytes)
@@ -524,6 +537,13 @@ impl SendBatch {
             self.tail = last.range.end;
         }
         self.release(0);
+    }
+
+    /// All messages go to this address.
+    pub(super) fn lead_to(&mut self, destination: SocketAddr) {
+        for message in &mut self.messages {
+            message.path.destination = destination;
+        }
     }
 
     /// The messages, to note their progress, beside the bytes that they point into.

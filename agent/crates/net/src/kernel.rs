@@ -26,10 +26,14 @@ use tokio::{
 };
 
 use crate::{
-    Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpSocket, Unanswered, Ways,
+    Keepalive, Net, Ready, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket,
+    Unanswered, Ways,
     batch::MAX_SEGMENTS,
+    carrier::{self, Beside, CarrierUdp, Carriers},
+    choosing::{Choosing, Dials},
     failures::Failures,
     keepalive::PROBES,
+    listening::Listening,
     literal,
     ports::{Ports, SocketKind, tcp_listening, tcp_socket},
     process::leaves_descriptors,
@@ -39,7 +43,15 @@ use crate::{
     tun::{KernelTun, TunPort},
     udp::{self, KernelUdp, Shared},
     unix::{self, UnixSide},
+    wildcard_for,
 };
+
+/// A name that is looked up.
+struct Lookup {
+    host: String,
+    port: u16,
+    answer: oneshot::Receiver<io::Result<Vec<SocketAddr>>>,
+}
 
 /// The kernel's network, for one worker. Its methods must be called within the worker's tokio runtime.
 pub struct KernelNet {
@@ -48,10 +60,14 @@ pub struct KernelNet {
     /// Until the worker asks for it.
     tun: Option<TunPort>,
     /// The lookups that are under way or not yet asked for. A newer one under the same token replaces the older.
-    lookups: IssuedMap<Token, oneshot::Receiver<io::Result<Vec<SocketAddr>>>>,
+    lookups: IssuedMap<Token, Lookup>,
     /// None if it could not be made; the next TCP connection tries again.
     failures: Option<Rc<Failures>>,
     ways: Ways,
+    /// Dials streams in place of sockets, and takes their packets.
+    carriers: Option<Rc<dyn Carriers>>,
+    /// Whether a listening socket takes what comes over streams.
+    takes_streams: bool,
 }
 
 impl KernelNet {
@@ -66,7 +82,16 @@ impl KernelNet {
         // With the worker and not with its first connection, so that an agent at rest always has as many descriptors.
         let failures = Failures::new(&ready).ok().map(Rc::new);
         let shared = Shared { ready, clock, scratch };
-        Self { shared, ports, tun: None, lookups: IssuedMap::default(), failures, ways: Rc::new(|_| None) }
+        Self {
+            shared,
+            ports,
+            tun: None,
+            lookups: IssuedMap::default(),
+            failures,
+            ways: Rc::new(|_| None),
+            carriers: None,
+            takes_streams: false,
+        }
     }
 
     /// The same network with a queue of the TUN device, or without one.
@@ -79,6 +104,61 @@ impl KernelNet {
     #[must_use]
     pub fn with_ways(self, ways: Ways) -> Self {
         Self { ways, ..self }
+    }
+
+    /// The same network with carriers.
+    #[must_use]
+    pub fn with_carriers(self, carriers: Rc<dyn Carriers>) -> Self {
+        let ways = Rc::clone(&self.ways);
+        let ways: Ways = Rc::new(move |to| match carrier::number_of(to) {
+            Some(_) => Some(carrier::PACKET_BYTES),
+            None => ways(to),
+        });
+        Self { ways, carriers: Some(carriers), ..self }
+    }
+
+    /// A dialled socket, whose peer may be reached over a stream.
+    fn dial(
+        &mut self,
+        carriers: Rc<dyn Carriers>,
+        options: &UdpOptions,
+        remote: SocketAddr,
+        token: Token,
+    ) -> io::Result<Box<dyn UdpSocket>> {
+        let is_label = carrier::number_of(remote).is_some();
+        let ready = self.shared.ready.clone();
+        let Some(Beside { other, experience }) = carriers.beside(remote) else {
+            return Ok(match is_label {
+                true => Box::new(CarrierUdp::dialled(remote, &carriers, &ready, token)),
+                false => Box::new(self.open_udp(options, token)?),
+            });
+        };
+        let (label, over_udp) = if is_label { (remote, other) } else { (other, remote) };
+        let bind = if is_label { wildcard_for(over_udp) } else { options.bind };
+        let udp = match self.open_udp(&UdpOptions { bind, connect: Some(over_udp), ..options.clone() }, token)
+        {
+            Ok(udp) => udp,
+            Err(error) if is_label => {
+                tracing::debug!(%error, to = %over_udp, "no socket for UDP beside a stream");
+                return Ok(Box::new(CarrierUdp::dialled(label, &carriers, &ready, token)));
+            }
+            Err(error) => return Err(error),
+        };
+        let dials = Dials { label, carriers, ready, token, clock: Rc::clone(&self.shared.clock) };
+        Ok(Box::new(Choosing::new(remote, over_udp, udp, dials, experience)))
+    }
+
+    /// A listening socket, whose clients may come over streams.
+    fn listen(
+        &mut self,
+        carriers: &Rc<dyn Carriers>,
+        options: &UdpOptions,
+        token: Token,
+    ) -> io::Result<Box<dyn UdpSocket>> {
+        let udp = self.open_udp(options, token)?;
+        let Some(port) = carriers.listens() else { return Ok(Box::new(udp)) };
+        let takes = !std::mem::replace(&mut self.takes_streams, true);
+        Ok(Box::new(Listening::new(udp, port, takes, &self.shared.ready, token)))
     }
 
     /// What watches the failures of TCP connections.
@@ -107,7 +187,11 @@ pub fn most_segments() -> u16 {
 
 impl Net for KernelNet {
     fn udp(&mut self, options: &UdpOptions, token: Token) -> io::Result<Box<dyn UdpSocket>> {
-        Ok(Box::new(self.open_udp(options, token)?))
+        match (self.carriers.as_ref().map(Rc::clone), options.role, options.connect) {
+            (Some(carriers), UdpRole::QuicDial, Some(remote)) => self.dial(carriers, options, remote, token),
+            (Some(carriers), UdpRole::QuicListen, _) => self.listen(&carriers, options, token),
+            _ => Ok(Box::new(self.open_udp(options, token)?)),
+        }
     }
 
     fn adopt(&mut self, ports: Ports) {
@@ -163,7 +247,7 @@ impl Net for KernelNet {
 
     fn resolve(&mut self, host: &str, port: u16, token: Token) {
         let (answer_to, answer) = oneshot::channel();
-        self.lookups.insert(token, answer);
+        self.lookups.insert(token, Lookup { host: host.to_owned(), port, answer });
         let ready = self.shared.ready.clone();
         // A lookup that a newer one has replaced is nobody's any more.
         let tell = move |answer| {
@@ -173,6 +257,9 @@ impl Net for KernelNet {
         };
         if let Some(ip) = literal(host) {
             return tell(Ok(vec![SocketAddr::new(ip, port)]));
+        }
+        if let Some(label) = self.carriers.as_ref().and_then(|carriers| carriers.label(host)) {
+            return tell(Ok(vec![label]));
         }
         let host = host.to_owned();
         // The resolver blocks.
@@ -193,8 +280,12 @@ impl Net for KernelNet {
     }
 
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>> {
-        let answer = self.lookups.get_mut(&token)?.try_recv().ok()?;
-        self.lookups.remove(&token);
+        let answer = self.lookups.get_mut(&token)?.answer.try_recv().ok()?;
+        if let Some(Lookup { host, port, .. }) = self.lookups.remove(&token)
+            && let (Some(carriers), Ok(addresses)) = (&self.carriers, &answer)
+        {
+            carriers.resolved(&host, port, addresses);
+        }
         Some(answer)
     }
 

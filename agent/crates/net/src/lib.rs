@@ -12,6 +12,8 @@
 //! | which worker a datagram belongs to, as the kernel's program | `steering.rs` (pure) |
 //! | what a UDP socket counts | `stats.rs` (pure) |
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
+//! | packets that a stream carries in place of a UDP socket | `carrier.rs` |
+//! | a dialled socket that has UDP and a stream · a listening one | `choosing.rs` · `listening.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | names that are looked up beside the packet path | `lookup.rs` |
 //! | stream sockets of this host | `unix.rs` |
@@ -48,13 +50,16 @@ use ip::{
 
 pub mod alarm;
 pub mod batch;
+pub mod carrier;
 pub mod ceiling;
+mod choosing;
 mod delivery;
 mod failures;
 pub mod folder;
 pub mod host;
 mod keepalive;
 pub mod kernel;
+mod listening;
 pub mod lookup;
 #[cfg(any(test, feature = "memory"))]
 pub mod memory;
@@ -236,6 +241,16 @@ pub trait UdpSocket {
         outcome: &mut dyn FnMut(&DeliveryMessage, SendOutcome),
     );
 
+    /// The far end is silent: tries the other way to it as well, if the socket has one, and says whether it has.
+    fn seek(&mut self) -> bool {
+        false
+    }
+
+    /// Whether packets take another way since this was last asked, which the far end learns from a packet.
+    fn take_moved(&mut self) -> bool {
+        false
+    }
+
     /// Takes what the kernel has refused since this was last asked.
     fn take_refusals(&mut self) -> Vec<SendRefusal> {
         Vec::new()
@@ -382,6 +397,8 @@ pub enum SendFailure {
     Unreachable,
     /// ENOBUFS, ENOMEM: the kernel is out of memory for packets.
     NoBuffers,
+    /// A stream that carries packets does not take them as fast as they come.
+    CarrierFull,
     /// EPERM, EACCES: a firewall refused it.
     Forbidden,
     /// The kernel gave any other error.

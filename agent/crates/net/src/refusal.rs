@@ -60,7 +60,10 @@ impl SendRefusal {
     /// room; and for what only an ICMP message can say.
     pub(crate) fn of(error: &io::Error, destination: SocketAddr, bytes: usize) -> Option<Self> {
         match transmit::failure(error) {
-            SendFailure::WouldBlock | SendFailure::Refused | SendFailure::Unreachable => None,
+            SendFailure::WouldBlock
+            | SendFailure::CarrierFull
+            | SendFailure::Refused
+            | SendFailure::Unreachable => None,
             SendFailure::TooLarge | SendFailure::NoBuffers | SendFailure::Forbidden | SendFailure::Other => {
                 Some(Self { destination, errno: error.raw_os_error()?, bytes })
             }

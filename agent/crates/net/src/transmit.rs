@@ -294,6 +294,7 @@ impl Transmitter {
                 SendFailure::TooLarge => segments == 1,
                 SendFailure::WouldBlock
                 | SendFailure::NoBuffers
+                | SendFailure::CarrierFull
                 | SendFailure::Forbidden
                 | SendFailure::Other => false,
             }

@@ -213,6 +213,28 @@ impl KernelUdp {
         done
     }
 
+    /// Sends the first `count` messages of a batch as [`UdpSocket::send`] does all; returns whether they are done.
+    pub(super) fn send_first(
+        &mut self,
+        batch: &mut SendBatch,
+        count: usize,
+        outcome: &mut dyn FnMut(&Message, SendOutcome),
+    ) -> bool {
+        if count == 0 {
+            return true;
+        }
+        if self.is_blocked() {
+            return false;
+        }
+        let (messages, bytes) = batch.parts();
+        let done = self.transmit(&mut messages[..count], &Contiguous(bytes), outcome);
+        batch.release(done);
+        if done < count {
+            self.watch_writable();
+        }
+        done == count
+    }
+
     /// Whether the send buffer was full and still is.
     fn is_blocked(&mut self) -> bool {
         let Some(writable) = &self.writable else { return false };
@@ -297,16 +319,8 @@ impl UdpSocket for KernelUdp {
     }
 
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&Message, SendOutcome)) {
-        if batch.is_empty() || self.is_blocked() {
-            return;
-        }
-        let (messages, bytes) = batch.parts();
-        let all = messages.len();
-        let done = self.transmit(messages, &Contiguous(bytes), outcome);
-        batch.release(done);
-        if done < all {
-            self.watch_writable();
-        }
+        let all = batch.messages().len();
+        self.send_first(batch, all, outcome);
     }
 
     fn send_now(&mut self, burst: &Burst<'_>, outcome: &mut dyn FnMut(SendOutcome)) -> usize {

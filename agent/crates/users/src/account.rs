@@ -16,7 +16,7 @@ use std::{
 use base::counts::{Counts, PerKind};
 use tokio::sync::Semaphore;
 
-use crate::lookups::MOST_OF_ONE;
+use crate::{lookups::MOST_OF_ONE, rate::Paces};
 
 base::labelled! {
     /// Why a user's request was not done.
@@ -118,6 +118,8 @@ base::labelled! {
         UnknownContext => "unknown_context",
         /// A capsule that is no datagram, or a datagram without a context ID.
         UnknownCapsule => "unknown_capsule",
+        /// Beyond `user.rate`.
+        OverRate => "over_rate",
         /// The session ended before it was sent, or no session has its stream; of IP packets also before it has addresses.
         Ended => "ended",
         /// QUIC gave it up before it was sent: the connection ended, or its path takes smaller packets.
@@ -141,6 +143,7 @@ pub struct Account {
     name: Arc<str>,
     pub(crate) sessions: AtomicUsize,
     pub(crate) connections: AtomicUsize,
+    pub(crate) paces: Paces,
     /// The places of the user's look-ups.
     pub(crate) lookups: Arc<Semaphore>,
     opened: AtomicU64,
@@ -185,6 +188,7 @@ impl Account {
             name: Arc::clone(name),
             sessions: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
+            paces: Paces::default(),
             lookups: Arc::new(Semaphore::new(MOST_OF_ONE)),
             opened: AtomicU64::new(0),
             last_seen: AtomicU64::new(0),

@@ -9,6 +9,7 @@
 //! | what does a client ask for | [`target`] |
 //! | how is it opened | `open.rs`; as IP packets: [`ip`] |
 //! | how many names are looked up for it at a time | `lookups.rs` |
+//! | how much may pass | [`rate`] |
 //! | what is counted | [`account`] |
 
 use std::{
@@ -35,6 +36,7 @@ pub mod policy;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
+pub mod rate;
 pub mod target;
 
 pub use self::open::Open;
@@ -163,6 +165,7 @@ impl Users {
                     access: watch::Sender::new(access),
                 }),
             };
+            entry.account.paces.set_rate(user.rate);
             table.insert(Arc::clone(&user.name), entry);
         }
         self.together.links.follow(config);

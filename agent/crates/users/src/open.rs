@@ -135,7 +135,7 @@ impl Grant {
         let (mut refusal, mut allowed) = (Refusal::Resolve, Vec::new());
         for address in found {
             let with_port = SocketAddr::new(address, target.port);
-            let is_own = ports::is_own(with_port);
+            let is_own = access.is_own(transport, with_port);
             match access.policy.may_reach(&access.networks, transport, address, target.port, is_own) {
                 Ok(()) => allowed.push(with_port),
                 Err(reason) => refusal = reason,
@@ -166,11 +166,8 @@ impl Grant {
                         let addresses =
                             addresses.map(|address| SocketAddr::new(address.to_canonical(), name.port));
                         found.extend(addresses.filter(|address| {
-                            let listener = match transport {
-                                Transport::Tcp => own.tcp_at(*address),
-                                Transport::Udp => own.udp_at(*address),
-                            };
-                            listener.is_none() && leads_back::not_followed(&name.host, address.ip()).is_none()
+                            let is_followed = leads_back::not_followed(&name.host, address.ip()).is_none();
+                            is_followed && !leads_back(own, transport, *address)
                         }));
                     }
                     Err(reason) => refusal = reason,
@@ -191,7 +188,22 @@ async fn connect(address: SocketAddr) -> io::Result<TcpStream> {
     socket.connect(address).await
 }
 
+/// Whether what is opened to `address` arrives at the agent itself.
+fn leads_back(own: &OwnListeners, transport: Transport, address: SocketAddr) -> bool {
+    let address = SocketAddr::new(address.ip().to_canonical(), address.port());
+    let listener = match transport {
+        Transport::Tcp => own.tcp_at(address),
+        Transport::Udp => own.udp_at(address),
+    };
+    listener.is_some()
+}
+
 impl Access {
+    /// Whether an address is one of this host, or the agent listens there: one at which every address of a loopback prefix arrives.
+    fn is_own(&self, transport: Transport, address: SocketAddr) -> bool {
+        leads_back(&self.own, transport, address) || ports::is_own(address)
+    }
+
     /// Whether `name` is that of a service; one with a dot is a name like any other.
     fn has_service(&self, name: &str) -> bool {
         !name.contains('.') && self.names.iter().any(|service| service.eq_ignore_ascii_case(name))
@@ -213,7 +225,7 @@ impl Access {
                 self.service(name, transport).is_some_and(|service| service.may_be_at(address))
             }
             Host::Name(_) | Host::Address(_) => {
-                let is_own = ports::is_own(address);
+                let is_own = self.is_own(transport, address);
                 self.policy.may_reach(&self.networks, transport, address.ip(), address.port(), is_own).is_ok()
             }
         }

@@ -16,12 +16,15 @@ use super::{
 
 /// A configuration with a service at `port`, and these users and services.
 fn config(port: u16, more: &str) -> Config {
-    let text = format!(
+    Config::parse(&config_text(port, more), Path::new("/")).unwrap_or_else(|error| panic!("{error}"))
+}
+
+fn config_text(port: u16, more: &str) -> String {
+    format!(
         "identity.key_file = \"id.key\"\ntransport.listen = [\"127.0.0.1:4433\"]\naccess.mode = \"open\"\n\
          [[service]]\nname = \"web\"\nupstream = \"127.0.0.1:{port}\"\n\
          [[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:{port}\"\nprotocol = \"udp\"\n{more}"
-    );
-    Config::parse(&text, Path::new("/")).unwrap_or_else(|error| panic!("{error}"))
+    )
 }
 
 struct Anna {
@@ -278,4 +281,29 @@ async fn the_name_of_a_service_leads_to_hosts_and_not_back_to_us() {
     let grant = anna.verify(&users, 0).unwrap();
     assert_eq!(grant.open_udp(&target("named:1")).await.err(), Some(Refusal::Unreachable));
     assert_eq!(grant.open_tcp(&target("named:1")).await.err(), Some(Refusal::Refused));
+}
+
+#[tokio::test]
+async fn a_loopback_prefix_does_not_lead_to_where_the_agent_listens() {
+    let (anna, users) = (Anna::new(), Users::default());
+    let follow = |allow: &str| {
+        let any = format!("[[service]]\nname = \"here\"\nupstream = \"any\"\nallow = [{allow}]\n");
+        let more = any + &anna.table("networks = [\"127.0.0.0/8\"]");
+        let text = format!(
+            "metrics = {{ listen = \"0.0.0.0:9\", allow = [\"10.0.0.0/8\"] }}\n{}",
+            config_text(80, &more)
+        );
+        users.follow(&Config::parse(&text, Path::new("/")).unwrap());
+    };
+    let grant = || anna.verify(&users, 0).unwrap();
+    follow("\"127.0.0.0/8\"");
+    for own in ["127.0.0.9:9", "127.0.0.1:9", "127.1.2.3:9"] {
+        assert_eq!(grant().open_tcp(&target(own)).await.err(), Some(Refusal::Address), "{own}");
+    }
+    assert!(grant().open_udp(&target("127.0.0.9:9")).await.is_ok(), "it listens on TCP alone");
+    // Port 1 is nobody's.
+    assert_eq!(grant().open_tcp(&target("127.0.0.9:1")).await.err(), Some(Refusal::Refused));
+    // Who names the one address means it.
+    follow("\"127.0.0.9\"");
+    assert_eq!(grant().open_tcp(&target("127.0.0.9:9")).await.err(), Some(Refusal::Refused));
 }

@@ -56,6 +56,8 @@ base::labelled! {
         SocketOpen => "socket_open",
         /// The socket's send buffer was full.
         SendBlocked => "send_blocked",
+        /// The stream that carries packets where UDP does not pass took them more slowly than they came.
+        CarrierFull => "carrier_full",
         /// Nobody listens at the far end of the socket.
         SendRefused => "send_refused",
         /// The kernel found it too large for the interface or the path.
@@ -99,6 +101,7 @@ impl From<SendFailure> for DropReason {
     fn from(failure: SendFailure) -> Self {
         match failure {
             SendFailure::WouldBlock => Self::SendBlocked,
+            SendFailure::CarrierFull => Self::CarrierFull,
             SendFailure::TooLarge => Self::SendTooLarge,
             SendFailure::Refused => Self::SendRefused,
             SendFailure::Unreachable => Self::SendUnreachable,

@@ -82,9 +82,7 @@ pub fn of_drop(reason: DropReason) -> Meaning {
         DropReason::UnknownContext => {
             meaning("has a form that this version does not know", "the versions of both ends")
         }
-        DropReason::Malformed => {
-            meaning("cannot be read, or its pieces contradict each other", "the far end")
-        }
+        DropReason::Malformed => meaning("is unreadable, or its pieces contradict each other", "the far end"),
         DropReason::SocketOpen => meaning(
             "needs a socket to the upstream, and none could be opened",
             "open files, ports, the upstream's address",
@@ -93,6 +91,7 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "found the send buffer of a socket full, or waited in that of a socket that was closed",
             "the link, `net.core.wmem_max`",
         ),
+        DropReason::CarrierFull => meaning("met a carrier over TCP that is 5 ms behind", "the link over TCP"),
         DropReason::SendRefused => meaning("went where nobody listens", "the upstream"),
         DropReason::SendTooLarge => {
             meaning("is too large for the interface or the path", "the MTU towards the upstream")

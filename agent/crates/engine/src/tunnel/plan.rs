@@ -64,7 +64,7 @@ impl Underlay {
     /// that dial us are not known.
     fn addresses(&self, peers: &[Listed]) -> Vec<IpAddr> {
         let endpoints = peers.iter().flat_map(|peer| &peer.peer.endpoints);
-        let literal = endpoints.filter_map(|endpoint| endpoint.host.parse::<IpAddr>().ok());
+        let literal = endpoints.filter_map(|endpoint| endpoint.name().parse::<IpAddr>().ok());
         let mut all: Vec<IpAddr> =
             self.listen.iter().copied().chain(literal.map(|address| address.to_canonical())).collect();
         all.sort_unstable();

@@ -7,15 +7,51 @@ use crate::identity::{PublicKey, PublicKeyError};
 /// A host and a port to dial; the host is a name or an address.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Endpoint {
-    /// A DNS name, an IPv4 address, or an IPv6 address without brackets, with `%` and the interface where that matters.
+    /// A DNS name, an IPv4 address, or an IPv6 address without brackets, with `%` and the interface where that matters; the whole URL
+    /// of one [over TCP](Endpoint::over_tcp).
     pub host: String,
-    /// The UDP port of the agent, never 0.
+    /// The port of the agent, or of a web server, never 0.
     pub port: u16,
+}
+
+/// What begins the URL of an endpoint over TCP.
+const WEB: &str = "https://";
+
+impl Endpoint {
+    /// The web server at this host and port, through which the agent is reached. Equal ones have equal URLs.
+    #[must_use]
+    pub fn over_tcp(self) -> Self {
+        let (host, port) = (self.host.to_ascii_lowercase(), self.port);
+        let host = if host.contains(':') { format!("[{host}]") } else { host };
+        let host = match port {
+            443 => format!("{WEB}{host}/"),
+            _ => format!("{WEB}{host}:{port}/"),
+        };
+        Self { host, port }
+    }
+
+    /// Whether it is the URL of a web server.
+    #[must_use]
+    pub fn is_over_tcp(&self) -> bool {
+        self.host.starts_with(WEB)
+    }
+
+    /// The name or the address of the host, also of one over TCP.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        let Some(url) = self.host.strip_prefix(WEB) else { return &self.host };
+        match url.strip_prefix('[') {
+            Some(rest) => rest.split(']').next().unwrap_or(rest),
+            None => url.split([':', '/']).next().unwrap_or(url),
+        }
+    }
 }
 
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
+        if self.is_over_tcp() {
+            f.write_str(&self.host)
+        } else if self.host.contains(':') {
             write!(f, "[{}]:{}", self.host, self.port)
         } else {
             write!(f, "{}:{}", self.host, self.port)

@@ -37,7 +37,7 @@ const ANSWER_BYTES: usize = 64 << 10;
 pub const TABLE_MAIN: u32 = 254;
 
 /// The routing table that the kernel keeps itself, of what it takes in.
-const TABLE_LOCAL: u32 = 255;
+const TABLE_LOCAL: u8 = 255;
 
 /// The number that marks routes and rules as ours in `ip route` and `ip rule` (`proto 199`). iproute2's `rt_protos` gives it to
 /// nobody.
@@ -252,11 +252,25 @@ impl Netlink {
     pub fn local_prefixes(&mut self) -> io::Result<Vec<IpNet>> {
         let mut prefixes = Vec::new();
         for family_of in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
-            self.routes(family_of, None, &mut |route| {
-                if route.table == TABLE_LOCAL {
+            let mut message = RouteMessage::default();
+            message.header.address_family = family(family_of);
+            // The kernel lists this table alone: others may have a million routes.
+            message.header.table = TABLE_LOCAL;
+            let listed = self.dump(RouteNetlinkMessage::GetRoute(message), &mut |message| {
+                if let RouteNetlinkMessage::NewRoute(message) = message
+                    && let Some(route) = Entry::read(&message)
+                    && route.table == TABLE_LOCAL.into()
+                {
                     prefixes.push(route.prefix);
                 }
-            })?;
+            });
+            match listed {
+                // A kernel without IPv6 has no such table of it.
+                Err(error)
+                    if family_of.is_ipv6()
+                        && (lacks_family(&error) || error.kind() == io::ErrorKind::NotFound) => {}
+                listed => listed?,
+            }
         }
         Ok(prefixes)
     }
@@ -562,5 +576,26 @@ fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_local_table_alone_is_listed() {
+        let mut netlink = Netlink::open().unwrap();
+        let mut local = netlink.local_prefixes().unwrap();
+        let mut all = Vec::new();
+        for family_of in ["0.0.0.0", "::"] {
+            let mut each =
+                |route: Entry| all.extend((route.table == TABLE_LOCAL.into()).then_some(route.prefix));
+            netlink.routes(family_of.parse().unwrap(), None, &mut each).unwrap();
+        }
+        local.sort_unstable();
+        all.sort_unstable();
+        assert_eq!(local, all);
+        assert!(local.iter().any(|prefix| prefix.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST))));
     }
 }

@@ -117,7 +117,7 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_user_dropped_to_total", &["user", "reason"], "Datagrams to a user that were dropped, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.dropped_to.by_label()))),
     family(Counter, "culvert_user_refused_total", &["user", "reason"], "Requests of a user that were refused, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.refused.by_label()))),
     family(Counter, "culvert_users_wrong_credentials_total", &[], "Credentials that are not those of a user who is let in.", |it, out| out.add(&[], it.users.wrong())),
-    family(Gauge, "culvert_http_tcp_connections", &[], "Connections to http.listen that are open.", |it, out| out.add(&[], it.metrics.visitors.open() as u64)),
+    family(Gauge, "culvert_http_tcp_connections", &[], "Connections to http.listen that are open.", |it, out| out.add(&[], it.metrics.visitors.all() as u64)),
     family(Counter, "culvert_http_tcp_connections_total", &[], "Connections to http.listen that were accepted.", |it, out| out.add(&[], it.metrics.visitors.accepted())),
     family(Counter, "culvert_http_tcp_requests_total", &["version", "outcome"], "Requests over HTTP/1.1 and HTTP/2, by outcome.", |it, out| it.metrics.visitors.show_requests(out)),
     family(Counter, "culvert_http_tcp_refused_total", &["reason"], "Connections to http.listen which were not accepted, or closed, by reason.", |it, out| it.metrics.visitors.show_refused(out)),

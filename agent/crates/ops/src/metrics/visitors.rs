@@ -25,6 +25,10 @@ base::labelled! {
         Site => "site",
         /// The site accepted a WebSocket.
         WebSocket => "websocket",
+        /// A CONNECT or CONNECT-UDP with good credentials; what became of it is in the user's account.
+        User => "user",
+        /// A peer's token: it is a carrier from now on.
+        Carrier => "carrier",
         /// The site could not be asked, or did not answer: 502.
         SiteDown => "site_down",
         /// The site broke off in the middle of the answer.
@@ -86,6 +90,7 @@ base::labelled! {
 #[derive(Debug, Default)]
 pub struct Visitors {
     open: AtomicUsize,
+    of_users: AtomicUsize,
     accepted: AtomicU64,
     requests: PerKind<HttpVersion, PerKind<TcpOutcome, AtomicU64>>,
     refused: PerKind<TcpRefused, AtomicU64>,
@@ -100,9 +105,16 @@ impl Visitors {
         self.open.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// A connection that was accepted has ended.
-    pub fn closed(&self) {
+    /// A connection that was accepted is a user's from now on.
+    pub fn is_a_users(&self) {
         self.open.fetch_sub(1, Ordering::Relaxed);
+        self.of_users.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// A connection that was accepted has ended.
+    pub fn closed(&self, is_a_users: bool) {
+        let open = if is_a_users { &self.of_users } else { &self.open };
+        open.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// A request has come to its end.
@@ -125,10 +137,15 @@ impl Visitors {
         self.certificate_end.store(unix_seconds, Ordering::Relaxed);
     }
 
-    /// Connections that are open.
+    /// Connections of visitors that are open.
     #[must_use]
     pub fn open(&self) -> usize {
         self.open.load(Ordering::Relaxed)
+    }
+
+    /// Connections that are open, those of users included.
+    pub(super) fn all(&self) -> usize {
+        self.open() + self.of_users.load(Ordering::Relaxed)
     }
 
     /// Requests with an outcome, of all versions.

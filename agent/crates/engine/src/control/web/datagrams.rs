@@ -7,6 +7,8 @@
 //!   IP packets: users::ip::Link says which pass; to the device a worker writes them, and any worker reads those from there
 //! ```
 //!
+//! Over HTTP/2 and HTTP/1.1 the thread of the web server on TCP is at both sides.
+//!
 //! Each queue holds 256 datagrams and 128 KiB; what does not fit is dropped, and counted as every datagram is.
 
 use std::{
@@ -20,6 +22,7 @@ use bytes::Bytes;
 use users::{
     account::{Account, Dropped, Place},
     ip::Link,
+    rate::Direction,
 };
 
 use super::{exchange::Exchange, packets::ForDevice};
@@ -107,7 +110,10 @@ impl Datagrams {
             let (own, exchange) = (Weak::clone(own), Arc::clone(exchange));
             let link = Link::new(Arc::clone(&account), protocol, move |packet| {
                 if let Some(own) = own.upgrade() {
-                    own.put_from_target(packet, &exchange);
+                    let is_within_rate = own.account.lets_pass(Direction::ToUser, packet.len());
+                    if own.put_from_target(packet, is_within_rate) {
+                        exchange.tell_worker();
+                    }
                 }
             });
             Self { state: Mutex::default(), account, packets: Some(Packets { link, device }) }
@@ -128,7 +134,7 @@ impl Datagrams {
     }
 
     /// Puts a payload from the user.
-    pub(super) fn put_from_user(&self, payload: Bytes) {
+    pub fn put_from_user(&self, payload: Bytes) {
         self.account.datagram(Place::FromUser, payload.len());
         if let Some(Packets { link, device }) = &self.packets {
             return match link.from_user(&payload) {
@@ -149,13 +155,13 @@ impl Datagrams {
     }
 
     /// Something came from the user that is no datagram for the target.
-    pub(super) fn not_for_target(&self, reason: Dropped) {
+    pub fn not_for_target(&self, reason: Dropped) {
         self.account.datagram(Place::FromUser, 0);
         self.account.dropped_from_user(reason, 1);
     }
 
     /// Gives the payloads for the user, one after the other, to `send`, which returns one that it has no room for.
-    pub(super) fn to_user(&self, mut send: impl FnMut(Bytes) -> Result<(), Bytes>) {
+    pub fn to_user(&self, mut send: impl FnMut(Bytes) -> Result<(), Bytes>) {
         loop {
             let Some(payload) = lock(&self.state).to_user.take() else { return };
             let length = payload.len();
@@ -198,16 +204,19 @@ impl Datagrams {
         }
     }
 
-    /// Puts a payload for the user, and tells the worker of `exchange`.
-    pub fn put_from_target(&self, payload: Bytes, exchange: &Exchange) {
+    /// Puts a payload for the user, for [`Datagrams::to_user`]; false if it was dropped.
+    ///
+    /// The caller says whether it is within the user's rate.
+    pub fn put_from_target(&self, payload: Bytes, is_within_rate: bool) -> bool {
         self.account.datagram(Place::FromTarget, payload.len());
         let mut state = lock(&self.state);
-        if let Some(reason) = state.to_user.refuses() {
-            return self.account.dropped_to_user(reason, 1);
+        let beyond = (!is_within_rate).then_some(Dropped::OverRate);
+        if let Some(reason) = beyond.or_else(|| state.to_user.refuses()) {
+            self.account.dropped_to_user(reason, 1);
+            return false;
         }
         state.to_user.put(payload);
-        drop(state);
-        exchange.tell_worker();
+        true
     }
 }
 

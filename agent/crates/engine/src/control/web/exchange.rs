@@ -63,7 +63,7 @@ struct State {
     gone: Option<Waker>,
     /// The worker has been told of something that it has not taken.
     told: bool,
-    failed: bool,
+    failed: Option<Failed>,
     /// Nobody waits for the answer any more.
     abandoned: bool,
 }
@@ -102,8 +102,16 @@ pub(super) enum Part {
     Head(Response),
     Content(Bytes),
     End,
+    Failed(Failed),
+}
+
+/// Why there is no answer, or not all of it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Failed {
     /// The site could not be asked, or broke off.
-    Failed,
+    Down,
+    /// Too many others are before it.
+    Busy,
 }
 
 impl Exchange {
@@ -160,15 +168,15 @@ impl Exchange {
             }
             return Some(Part::Content(piece));
         }
-        if state.failed {
-            return Some(Part::Failed);
+        if let Some(failed) = state.failed {
+            return Some(Part::Failed(failed));
         }
         state.down.ended.then_some(Part::End)
     }
 
     /// Whether the other side broke off.
     pub(super) fn has_failed(&self) -> bool {
-        lock(&self.state).failed
+        lock(&self.state).failed.is_some()
     }
 
     fn wake_site(&self, change: impl FnOnce(&mut State)) {
@@ -245,11 +253,18 @@ impl Exchange {
 
     /// The site cannot be asked, or broke off.
     pub fn fail(&self) {
-        lock(&self.state).failed = true;
+        lock(&self.state).failed = Some(Failed::Down);
         self.tell_worker();
     }
 
-    pub(super) fn tell_worker(&self) {
+    /// The site is not asked: too many requests are before this one.
+    pub fn is_busy(&self) {
+        lock(&self.state).failed = Some(Failed::Busy);
+        self.tell_worker();
+    }
+
+    /// There is something new for the worker, which is told once until it looks.
+    pub fn tell_worker(&self) {
         if !std::mem::replace(&mut lock(&self.state).told, true) {
             self.answers.put(self.connection, self.stream);
         }

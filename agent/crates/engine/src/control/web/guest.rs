@@ -26,12 +26,11 @@ use users::Users;
 #[path = "guest_user.rs"]
 mod user;
 
-use self::user::limits;
 pub use self::user::refused;
+use self::user::{InTunnel, limits};
 use super::{
     Outcome, Refused,
-    datagrams::Datagrams,
-    exchange::{Answers, Ask, Exchange, Part, Site},
+    exchange::{Answers, Ask, Exchange, Failed, Part, Site},
     packets::ForDevice,
     tunnel::{self, Frames, Tunnels},
 };
@@ -84,15 +83,6 @@ pub(in crate::control) struct Guest {
     frames: Frames,
     /// Whether it has sessions of IP packets, which want to know what fits.
     carries_packets: bool,
-}
-
-/// A request of a user that is served.
-struct InTunnel {
-    datagrams: Option<Arc<Datagrams>>,
-    /// Whether it was answered with success.
-    is_open: bool,
-    /// Capsules that wait to be framed.
-    capsules: Vec<u8>,
 }
 
 /// The stream of a request, as long as one of its directions is open.
@@ -407,7 +397,7 @@ impl Guest {
             stream.has_content = head.method != "HEAD";
             stream.takes_content = head.has_content();
         }
-        if !["GET", "HEAD", "POST"].contains(&&*head.method) {
+        if head.is_connect() || head.method == "TRACE" {
             return self.refuse(id, 405, Outcome::Method, around);
         }
         let Some(site) = around.site else { return self.refuse(id, 404, Outcome::NoSite, around) };
@@ -527,7 +517,7 @@ impl Guest {
                 stream.ends = true;
                 Ok(())
             }
-            Part::Failed => {
+            Part::Failed(failed) => {
                 stream.exchange = None;
                 let before = out.len();
                 if stream.is_tunnel() {
@@ -535,14 +525,18 @@ impl Guest {
                     self.abandon(id, Code::ConnectError);
                     return false;
                 }
-                if self.http.respond(http(id), &Response::new(502), &mut out).is_err() {
+                let (status, outcome) = match failed {
+                    Failed::Down => (502, Outcome::SiteDown),
+                    Failed::Busy => (503, Outcome::Busy),
+                };
+                if self.http.respond(http(id), &Response::new(status), &mut out).is_err() {
                     // The head has been sent: the client has to see that the rest is missing.
                     around.requests[Outcome::BrokenOff] += 1;
                     debug_assert_eq!(before, out.len());
                     self.abandon(id, Code::InternalError);
                     return false;
                 }
-                around.requests[Outcome::SiteDown] += 1;
+                around.requests[outcome] += 1;
                 stream.ends = true;
                 Ok(())
             }

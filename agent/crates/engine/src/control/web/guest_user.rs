@@ -16,9 +16,10 @@ use users::{
 use super::{
     super::{
         Outcome, Refused,
+        datagrams::Datagrams,
         tunnel::{self, Asked, Tunnel},
     },
-    Around, Guest, InTunnel, MOST_REQUESTS, MOST_UNIDIRECTIONAL, http,
+    Around, Guest, MOST_REQUESTS, MOST_UNIDIRECTIONAL, http,
 };
 
 /// Requests that a user may have open on one connection.
@@ -32,6 +33,15 @@ const NARROW_WINDOW: u32 = 512 << 10;
 
 /// The largest capsule that is read: the largest UDP payload, and its context ID.
 const MOST_CAPSULE: u64 = 65_535;
+
+/// A request of a user that is served.
+pub(super) struct InTunnel {
+    pub(super) datagrams: Option<Arc<Datagrams>>,
+    /// Whether it was answered with success.
+    pub(super) is_open: bool,
+    /// Capsules that wait to be framed.
+    pub(super) capsules: Vec<u8>,
+}
 
 /// What is said in SETTINGS, before it is known who comes; QUIC bounds the requests of whoever has no credentials.
 pub(super) fn limits(serves_users: bool) -> Limits {

@@ -45,7 +45,7 @@ pub use self::{
     datagrams::Datagrams,
     exchange::{Abandoned, Ask, Exchange, Site},
     guest::refused,
-    tunnel::{Asked, Tunnel, Tunnels},
+    tunnel::{Asked, Tunnel, Tunnels, take_capsule},
 };
 use self::{
     guest::Around,
@@ -91,7 +91,7 @@ base::labelled! {
         BrokenOff => "broken_off",
         /// There is no site: 404.
         NoSite => "no_site",
-        /// CONNECT, or another method that is not served: 405.
+        /// CONNECT or TRACE: 405.
         Method => "method",
         /// A head above 16 KiB: 431.
         TooLarge => "too_large",
@@ -296,8 +296,11 @@ impl Guests {
             handle: *handle,
             prefix: prefix(guest.quinn.remote_address().ip()),
             last_active: guest.last_active,
-            gives_way: guest.is_idle()
-                || !guest.is_user() && now.saturating_duration_since(guest.last_active) >= IDLE,
+            gives_way: room::gives_way(
+                guest.is_idle(),
+                guest.is_user(),
+                now.saturating_duration_since(guest.last_active),
+            ),
         });
         let held: Vec<Held> = held.collect();
         if let Some(oldest) = room::room(&held, prefix(source), self.most)? {

@@ -2,12 +2,12 @@
 
 use std::{
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use quinn_proto::ConnectionHandle;
 
-use super::Refused;
+use super::{IDLE, Refused};
 
 /// The part of the places that one /24 or /56 may have.
 const SHARE: usize = 8;
@@ -44,6 +44,12 @@ fn oldest<'h>(places: impl Iterator<Item = &'h Held>) -> Option<ConnectionHandle
     giving_way.min_by_key(|place| (place.last_active, place.handle.0)).map(|place| place.handle)
 }
 
+/// Whether a connection of a visitor is closed if a newer one needs its place: without an open request, or one on whose streams nothing has
+/// come or gone for a minute. A user's is kept as long as it has a request.
+pub(super) fn gives_way(is_idle: bool, is_user: bool, silent_for: Duration) -> bool {
+    is_idle || !is_user && silent_for >= IDLE
+}
+
 /// The /24 or /56 of an address.
 pub(super) fn prefix(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -54,11 +60,19 @@ pub(super) fn prefix(address: IpAddr) -> IpAddr {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use base::clock::{Clock, SystemClock};
 
     use super::*;
+
+    #[test]
+    fn a_request_on_which_nothing_moves_for_a_minute_keeps_no_place() {
+        const SECOND: Duration = Duration::from_secs(1);
+        assert!(gives_way(true, false, Duration::ZERO), "no request is open");
+        assert!(!gives_way(false, false, 59 * SECOND));
+        assert!(gives_way(false, false, 60 * SECOND));
+        assert!(!gives_way(false, true, 600 * SECOND), "a user's tunnel may be silent");
+        assert!(gives_way(true, true, Duration::ZERO));
+    }
 
     fn ip(text: &str) -> IpAddr {
         prefix(text.parse().unwrap())

@@ -105,7 +105,7 @@ impl Tunnel {
 }
 
 /// A capsule came on the stream of `datagrams`.
-pub(super) fn take_capsule(datagrams: &Datagrams, capsule: Capsule) {
+pub fn take_capsule(datagrams: &Datagrams, capsule: Capsule) {
     match capsule {
         Capsule::Whole { kind: capsule::DATAGRAM, value } => {
             let length = value.len();

@@ -65,7 +65,7 @@ impl PeerMaker<'_> {
         // If the peer has several keys, the key that it proves will count. Until then no flow number leaves this agent.
         let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
         // Exactly one worker dials a peer.
-        let endpoints = if dials(id, self.worker) { peer.endpoints.clone() } else { Vec::new() };
+        let endpoints = if dials(id, self.worker) { peer.dialled() } else { Vec::new() };
         let account = self.hub.rate(id);
         account.set_limit(limit_of(&peer, Held::Free), peer.rate_overhead, now);
         account.received().set(told_rate(&peer, Held::Free));

@@ -21,6 +21,10 @@ use crate::{
     },
 };
 
+/// How long a stream has to carry a session whose UDP is silent, before a new session is dialled: to be opened, through a proxy perhaps,
+/// and to be answered over it.
+const OTHER_WAY: Duration = Duration::from_secs(3);
+
 impl Sessions {
     /// Has the lanes asked whether the peer lives, after quinn-proto has probed in vain on a connection that carries forwards. While
     /// nothing else is sent, the lanes could not tell before the next keepalive.
@@ -213,8 +217,13 @@ impl Sessions {
     pub(crate) fn seek(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
         let moved = self.follow_route(cx, id, now);
         // From another address the session may be answered, whereas a new session would cost its TCP forwards.
-        let delay = if moved { LEAST_SILENCE } else { Duration::ZERO };
-        cx.dial_anew(id, delay, "the peer is unresponsive; dialling it anew", now);
+        let anew = "the peer is unresponsive; dialling it anew";
+        let (delay, what) = match (self.try_other_way(cx, id), moved) {
+            (true, _) => (OTHER_WAY, "the peer is unresponsive; trying UDP and TCP at once"),
+            (false, true) => (LEAST_SILENCE, anew),
+            (false, false) => (Duration::ZERO, anew),
+        };
+        cx.dial_anew(id, delay, what, now);
     }
 }
 

@@ -60,6 +60,40 @@ impl Sessions {
         true
     }
 
+    /// Has the sockets of a dialled session try their other way to the peer. Returns whether any has one.
+    pub(crate) fn try_other_way(&mut self, cx: &mut Context, id: PeerId) -> bool {
+        if !cx.peers.link(id).is_some_and(|link| link.dialled) {
+            return false;
+        }
+        let mut has_one = false;
+        for (underlay, _) in self.sockets_towards(cx, id) {
+            if cx.sockets.underlays.get_mut(underlay).is_some_and(|underlay| underlay.socket.seek()) {
+                has_one = true;
+                self.socket_moved(cx, underlay);
+            }
+        }
+        has_one
+    }
+
+    /// A socket sends over UDP again, where a stream stood in for it.
+    pub(crate) fn way_changed(&mut self, cx: &mut Context, underlay: UnderlayId, now: Instant) {
+        self.socket_moved(cx, underlay);
+        cx.stats.totals.path_moves[PathMove::Socket] += 1;
+        let lane = cx.sockets.lanes.iter().find(|(_, slot)| slot.underlay == underlay);
+        let of_lane = lane.map(|(_, slot)| slot.peer);
+        let connection = || self.control.iter().find(|connection| connection.underlay == underlay);
+        if let Some(id) = of_lane.or_else(|| connection()?.identity.peer())
+            && let Some(peer) = cx.peers.get_mut(id)
+        {
+            throttled!(
+                info,
+                peer.throttles.moved.allow(now),
+                { peer = &**peer.name() },
+                "UDP passes again; packets to the peer leave over it"
+            );
+        }
+    }
+
     /// The sockets of a peer's session at this worker, and the address to which each sends.
     fn sockets_towards(&self, cx: &Context, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
         let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
@@ -75,7 +109,7 @@ impl Sessions {
         sockets
     }
 
-    /// Sends a packet on everything that uses a socket whose local address has changed, so that the far end learns it.
+    /// Sends a packet on everything that uses a socket whose packets come from another address now, so that the far end learns it.
     fn socket_moved(&mut self, cx: &mut Context, underlay: UnderlayId) {
         for handle in self.control.handles() {
             if self.control.get(handle).is_some_and(|connection| connection.underlay == underlay)

@@ -112,7 +112,7 @@ impl Worker {
         // As in `configured`.
         #[rustfmt::skip]
         let config::Peer {
-            public_keys, preshared_keys, endpoints, services, rate_overhead, repair, allowed_ips, addresses, priority, weight,
+            public_keys, preshared_keys, services, rate_overhead, repair, allowed_ips, addresses, priority, weight,
             map,
             // In `limit_of`; the peer is told of some (`Conn::follow`).
             rate: _, rate_min: _, rate_max: _, rate_receive: _,
@@ -120,6 +120,10 @@ impl Worker {
             name: _, origin, preshared_key_files: _, keepalive: _, drop: _, flow_quota: _, quota, queue: _, aqm: _, dscp: _,
             // At the next connection.
             lanes: _, profile: _, congestion: _, thin: _,
+            // When a stream begins.
+            ca_file: _, proxy: _,
+            // In `config::Peer::dialled`.
+            endpoints: _, carrier: _,
         } = &*wanted;
         if peer.origin != PeerOrigin::Open {
             peer.origin = (*origin).into();
@@ -143,7 +147,7 @@ impl Worker {
         }
         if cx.dialler_of(id) == cx.id.index {
             let Some(peer) = cx.peers.get_mut(id) else { return };
-            let surplus = peer.dialler.set_endpoints(endpoints.clone(), !is_well, now);
+            let surplus = peer.dialler.set_endpoints(wanted.dialled(), !is_well, now);
             cx.watch_dialler(id);
             for attempt in surplus {
                 sessions.close_connection(cx, attempt, CloseReason::Replaced, now);

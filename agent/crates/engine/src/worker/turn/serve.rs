@@ -229,11 +229,15 @@ impl Worker {
             self.data.unblocked(&mut self.cx, &mut self.sessions.control, id, now);
         }
         let Some(underlay) = self.cx.sockets.underlays.get_mut(id) else { return false };
-        let port = match underlay.role {
+        let role = underlay.role;
+        let port = match role {
             UdpRole::QuicListen => self.cx.sockets.ports.iter().position(|port| *port == id),
             UdpRole::QuicDial | UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => None,
         };
         let outcome = underlay.socket.receive(&mut self.data.batch);
+        if underlay.socket.take_moved() {
+            self.sessions.way_changed(&mut self.cx, id, now);
+        }
         let is_full = self.data.batch.is_full();
         match outcome {
             Ok(()) => {}
@@ -243,7 +247,7 @@ impl Worker {
             }
             // An ICMP error about an earlier packet; datagrams may wait behind it. Liveness checks find out whether it matters.
             Err(error) => {
-                self.cx.stats.totals.refusals[underlay.role] += 1;
+                self.cx.stats.totals.refusals[role] += 1;
                 self.sessions.report_unreachable(&mut self.cx, id, &error, now);
                 return true;
             }

@@ -318,6 +318,7 @@ pub(super) fn service() -> ServiceStatus {
 pub(super) fn user() -> UserStatus {
     UserStatus {
         name: "anna".to_owned(),
+        addresses: vec!["10.9.1.7".to_owned(), "fd09:1::7".to_owned()],
         sessions: 2,
         sessions_total: 5,
         seen_seconds: Some(61),

@@ -35,8 +35,8 @@ exit downlink  9         2          0       7
 all uplink     100       95         2       3
 all downlink   9         2          0       7
 
-USER  SEEN   SESSIONS  FROM IT  TO IT  DROPPED  REFUSED
-anna  1m 1s  2         700      9000   3        4
+USER  SEEN   SESSIONS  ADDRESS   FROM IT  TO IT  DROPPED  REFUSED
+anna  1m 1s  2         10.9.1.7  700      9000   3        4
 
 tun culvert0: up, MTU 1421, TCP offload, no UDP offload, tunnels cut, joined over IPv4 only, 10.9.0.1/24 fe80::9fef:fb02:4102:57d4/64
 

@@ -4,9 +4,9 @@
 //! | question | file |
 //! |---|---|
 //! | what does a client ask for | [`scope`] |
-//! | which addresses are given, and to whom do packets of the device go | `links.rs` |
-//! | which packets pass | `link.rs` |
-//! | what happens as long as a session is open | `session.rs` |
+//! | which addresses are given, and to whom do packets of the device go | `ip_links.rs` |
+//! | which packets pass | `ip_link.rs` |
+//! | what happens as long as a session is open | `ip_session.rs` |
 //! | sets of addresses | [`ranges`] |
 //!
 //! ```text
@@ -16,10 +16,15 @@
 //!
 //! The host's routing lowers the TTL, once for each packet that it forwards and for none of its own (RFC 9484 §4.3): nothing here does.
 
+#[path = "ip_link.rs"]
 mod link;
+#[path = "ip_links.rs"]
 mod links;
+#[path = "ip_ranges.rs"]
 pub mod ranges;
+#[path = "ip_scope.rs"]
 pub mod scope;
+#[path = "ip_session.rs"]
 mod session;
 
 pub(crate) use self::session::Own;
@@ -33,4 +38,5 @@ pub use self::{
 pub const LEAST_MTU: u16 = 1_280;
 
 #[cfg(test)]
+#[path = "ip_tests.rs"]
 mod tests;

@@ -21,7 +21,10 @@ use ip::{
 use tokio::sync::Notify;
 
 use super::{LEAST_MTU, ranges::Ranges};
-use crate::account::{Account, Dropped, Place};
+use crate::{
+    account::{Account, Dropped, Place},
+    rate::Direction,
+};
 
 /// Capsules of a client that wait to be looked at.
 const MOST_CAPSULES: usize = 16;
@@ -95,7 +98,7 @@ impl Link {
         })
     }
 
-    /// Checks a packet of the user: the part of it that is to be written to the device.
+    /// Checks a packet of the user; returns the part of it for the device.
     ///
     /// # Errors
     ///
@@ -114,6 +117,9 @@ impl Link {
         }
         if !self.passes(view.protocol) {
             return Err(Dropped::Protocol);
+        }
+        if !self.account.lets_pass(Direction::FromUser, view.len) {
+            return Err(Dropped::OverRate);
         }
         let whole = packet.slice(..view.len);
         if view.protocol != TCP

@@ -12,7 +12,7 @@ use users::{
 };
 
 /// Serves a session to its end.
-pub(super) async fn serve(
+pub(crate) async fn serve(
     grant: &Grant,
     scope: Scope,
     client: SocketAddr,

@@ -1,4 +1,9 @@
-use std::{net::IpAddr, path::Path, sync::Mutex, time::Duration};
+use std::{
+    net::IpAddr,
+    path::Path,
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use base::panics::lock;
 use bytes::Bytes;
@@ -63,8 +68,6 @@ impl Anna {
     }
 }
 
-use std::sync::Arc;
-
 /// A client's end.
 struct Client {
     session: IpSession,
@@ -95,7 +98,7 @@ fn read(mut capsules: &[u8]) -> Vec<(u64, Bytes)> {
     whole
         .map(|capsule| match capsule {
             Capsule::Whole { kind, value } => (kind, value),
-            other => panic!("{other:?}"),
+            other @ (Capsule::TooLong { .. } | Capsule::Unknown { .. }) => panic!("{other:?}"),
         })
         .collect()
 }
@@ -223,12 +226,12 @@ async fn a_fixed_address_is_the_newest_device_s() {
     assert_eq!(texts(&addresses::assigned(&read(&told)[0].1, 9).unwrap()), ["0 10.9.1.2/32"]);
     assert_eq!(first.sends("10.9.1.5", "192.0.2.9"), Err(Dropped::Source));
     assert!(first.sends("10.9.1.2", "192.0.2.9").is_ok() && second.sends("10.9.1.5", "192.0.2.9").is_ok());
-    // 10.9.1.0, .1, .5 and .7 are not given: four devices more, and the next leaves one without.
+    // 10.9.1.0, .1, .5 and .7 are not given: four older devices have the rest, and the fifth has none.
     let mut others = Vec::new();
-    for _ in 0..3 {
+    for _ in 0..4 {
         others.push(anna.open("*/*/").await.unwrap());
     }
-    assert_eq!(others[2].addresses(), ["0 10.9.1.5/32"]);
+    assert_eq!(others[3].addresses(), ["0 10.9.1.5/32"]);
     let ended: Vec<_> = {
         let mut all = vec![first, second];
         all.extend(others);
@@ -356,4 +359,20 @@ async fn what_a_frame_does_not_take_is_too_big_once_the_path_is_known() {
     assert_eq!(too_big(large()), None);
     client.link.set_room(Some(1_279));
     assert_eq!(client.next().await, Next::End(Some(Refusal::PathTooSmall)));
+}
+
+#[tokio::test]
+async fn packets_are_within_the_users_rate() {
+    const PACKET_BYTES: u64 = 128;
+    let anna = Anna::new();
+    anna.may("[\"10.9.1.0/24\"]", &format!("{LAN}\nrate = \"64kbit\""));
+    let client = anna.open("*/*/").await.unwrap();
+    let sent = (0..1_000).filter(|_| client.sends("10.9.1.2", "192.0.2.7").is_ok()).count() as u64;
+    // 50 ms of the rate may be ahead, and some time has passed.
+    assert!((400 / PACKET_BYTES..100).contains(&sent), "{sent}");
+    let refused = client.sends("10.9.1.2", "192.0.2.7").unwrap_err();
+    assert_eq!(refused, Dropped::OverRate);
+    // From now on, and for sessions that are open, too.
+    anna.may("[\"10.9.1.0/24\"]", LAN);
+    assert!((0..1_000).all(|_| client.sends("10.9.1.2", "192.0.2.7").is_ok()));
 }

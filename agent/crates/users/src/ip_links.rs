@@ -21,7 +21,7 @@ use crate::account::Account;
 /// The sessions of CONNECT-IP by their addresses.
 #[derive(Default)]
 pub struct Links {
-    /// How many addresses there are, so that packets cost nothing where there are none.
+    /// The number of addresses: packets cost nothing where it is 0.
     count: AtomicUsize,
     table: ArcSwap<HashMap<IpAddr, Arc<Link>>>,
     pool: Mutex<Pool>,
@@ -62,7 +62,7 @@ impl Links {
     }
 
     /// Gives `link` an address of each family for which `wants`: the one of `fixed`, which the session before loses, or one of the pool.
-    /// False if there is none.
+    /// False if it gets no address.
     pub(super) fn assign(&self, link: &Arc<Link>, fixed: &[IpAddr], wants: impl Fn(IpAddr) -> bool) -> bool {
         let mut pool = lock(&self.pool);
         let mut table = HashMap::clone(&self.table.load());
@@ -140,7 +140,7 @@ impl Links {
         !self.is_empty() && self.table.load().contains_key(&address)
     }
 
-    /// Takes a packet or super-packet of the device if it goes to a user. `None`: it goes to somebody else, or makes no sense.
+    /// Takes a packet or super-packet of the device if it goes to a user. `None`: it goes elsewhere, or makes no sense.
     #[inline]
     pub fn to_user(&self, packet: &mut [u8], view: &IpView, vnet: &VnetHeader) -> Option<Outcome> {
         if self.is_empty() {

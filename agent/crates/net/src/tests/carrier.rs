@@ -1,0 +1,394 @@
+//! What workers and streams see of carriers, with the kernel's network around them.
+
+use std::{
+    cell::{Cell, RefCell},
+    net::UdpSocket as StdSocket,
+    time::Duration,
+};
+
+use base::clock::{ManualClock, SystemClock};
+
+use super::*;
+use crate::{Net, Path, UdpOptions, UdpRole, kernel::KernelNet, ports::Ports};
+
+const URL: &str = "https://gw.example.net/";
+
+/// A network that knows one stream, number 7, and keeps what is to be dialled.
+struct One {
+    wanted: RefCell<Vec<Wanted>>,
+    exit: Exit,
+    /// Where UDP leads beside the stream.
+    beside: Cell<Option<SocketAddr>>,
+    experience: Arc<Experience>,
+    resolved: RefCell<Vec<(String, u16, Vec<SocketAddr>)>>,
+}
+
+impl Carriers for One {
+    fn label(&self, endpoint: &str) -> Option<SocketAddr> {
+        (endpoint == URL).then(|| label(7))
+    }
+
+    fn dial(&self, wanted: Wanted) {
+        self.wanted.borrow_mut().push(wanted);
+    }
+
+    fn listens(&self) -> Option<Arc<Port>> {
+        self.exit.port(0).map(Arc::clone)
+    }
+
+    fn resolved(&self, host: &str, port: u16, addresses: &[SocketAddr]) {
+        self.resolved.borrow_mut().push((host.to_owned(), port, addresses.to_vec()));
+    }
+
+    fn beside(&self, address: SocketAddr) -> Option<Beside> {
+        let over_udp = self.beside.get()?;
+        let other = if address == over_udp { label(7) } else { over_udp };
+        Some(Beside { other, experience: Arc::clone(&self.experience) })
+    }
+}
+
+struct Worker {
+    net: KernelNet,
+    ready: Ready,
+    one: Rc<One>,
+    clock: ManualClock,
+}
+
+impl Worker {
+    fn new(workers: u8) -> Self {
+        let (ready, exit) = (Ready::default(), Exit::new(workers));
+        let one = Rc::new(One {
+            wanted: RefCell::default(),
+            exit,
+            beside: Cell::default(),
+            experience: Arc::default(),
+            resolved: RefCell::default(),
+        });
+        let carriers: Rc<dyn Carriers> = Rc::<One>::clone(&one);
+        let clock = ManualClock::default();
+        let net = KernelNet::new(ready.clone(), Rc::new(clock.clone()), Ports::default());
+        Self { net: net.with_carriers(carriers), ready, one, clock }
+    }
+
+    fn socket(&mut self, role: UdpRole, connect: Option<SocketAddr>, token: u32) -> Box<dyn UdpSocket> {
+        let bind = "127.0.0.1:0".parse().unwrap();
+        let options = UdpOptions { bind, connect, role, buffer_bytes: 65_536, mark: 0, gso: true };
+        self.net.udp(&options, Token(token)).unwrap()
+    }
+
+    fn marked(&self) -> Vec<u32> {
+        let mut tokens = Vec::new();
+        self.ready.drain(&mut tokens);
+        tokens.into_iter().map(|token| token.0).collect()
+    }
+}
+
+/// Sends `packets` of equal length as one message.
+fn send(socket: &mut dyn UdpSocket, to: SocketAddr, packets: &[&[u8]]) -> SendOutcome {
+    let mut batch = SendBatch::new(1 << 20);
+    let path = Path { destination: to, source: None, tos: 0 };
+    for packet in packets {
+        batch.tail(packet.len()).unwrap()[..packet.len()].copy_from_slice(packet);
+        batch.commit(&path, 0, packet.len(), 1);
+    }
+    batch.end_message();
+    let mut outcomes = Vec::new();
+    socket.send(&mut batch, &mut |_, outcome| outcomes.push(outcome));
+    assert!(batch.is_empty());
+    *outcomes.last().unwrap()
+}
+
+/// What a socket has received, until nothing waits.
+fn received(socket: &mut dyn UdpSocket) -> Vec<(SocketAddr, Vec<u8>)> {
+    let (mut batch, mut all) = (ReceiveBatch::new(4, 2_048), Vec::new());
+    while socket.receive(&mut batch).is_ok() {
+        all.extend((0..batch.len()).map(|at| (batch.meta(at).source, batch.buffer(at).to_vec())));
+    }
+    all
+}
+
+#[test]
+fn a_label_is_known_again_and_other_addresses_are_none() {
+    for number in [0, 1, 0xffff, 0x1_0000, u32::MAX] {
+        assert_eq!(number_of(label(number)), Some(number));
+    }
+    for other in
+        ["192.0.2.1:443", "[100:0:0:1::1]:443", "[100::1:0:0:1]:443", "[2001:db8::1]:443", "[::]:443"]
+    {
+        assert_eq!(number_of(other.parse().unwrap()), None, "{other}");
+    }
+}
+
+#[tokio::test]
+async fn a_dialled_carrier_begins_with_its_first_packet_and_ends_with_its_socket() {
+    let mut worker = Worker::new(1);
+    worker.net.resolve(URL, 443, Token(1));
+    assert_eq!(worker.net.resolved(Token(1)).unwrap().unwrap(), [label(7)]);
+    assert_eq!(*worker.one.resolved.borrow(), [(URL.to_owned(), 443, vec![label(7)])]);
+    assert_eq!(worker.net.ways()(label(7)), Some(PACKET_BYTES));
+    let mut socket = worker.socket(UdpRole::QuicDial, Some(label(7)), 2);
+    assert!(received(&mut *socket).is_empty());
+    assert!(worker.one.wanted.borrow().is_empty(), "nothing was sent");
+    assert_eq!(send(&mut *socket, label(7), &[b"one", b"two"]), SendOutcome::Sent);
+    assert_eq!(send(&mut *socket, label(7), &[b"three"]), SendOutcome::Sent);
+    let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
+    assert!(worker.one.wanted.borrow().is_empty(), "it is dialled once");
+    assert_eq!(wanted.label, label(7));
+    assert!(wanted.line.ready().await);
+    let sent: Vec<_> = std::iter::from_fn(|| wanted.line.take()).collect();
+    assert_eq!(sent, [&b"one"[..], b"two", b"three"]);
+
+    worker.marked();
+    assert!(wanted.port.put(wanted.label, b"answer"));
+    assert_eq!(worker.marked(), [2], "the worker is told");
+    assert!(wanted.port.put(wanted.label, b"more"));
+    assert!(worker.marked().is_empty(), "once, until it has found nothing");
+    assert_eq!(received(&mut *socket), [(label(7), b"answer".to_vec()), (label(7), b"more".to_vec())]);
+    assert_eq!(socket.stats().received_datagrams, 2);
+
+    assert_eq!(send(&mut *socket, label(7), &[b"close"]), SendOutcome::Sent);
+    drop(socket);
+    assert!(wanted.line.ready().await, "the last packet is still to be sent");
+    assert_eq!(wanted.line.take().unwrap(), b"close");
+    assert!(!wanted.line.ready().await);
+}
+
+#[tokio::test]
+async fn packets_of_clients_come_to_the_worker_whose_they_are_and_answers_go_back() {
+    let mut worker = Worker::new(2);
+    let mut socket = worker.socket(UdpRole::QuicListen, None, 3);
+    assert!(received(&mut *socket).is_empty());
+    let client: SocketAddr = "192.0.2.7:50000".parse().unwrap();
+    let (first, second) = (worker.one.exit.open(client, None), worker.one.exit.open(client, None));
+    assert_eq!((first.source(), second.source()), (client, "192.0.2.7:50001".parse().unwrap()));
+    worker.marked();
+    // Short headers: the byte behind the first one names the worker.
+    assert!(first.put(&[0x40, 4]) && first.put(&[0x40, 5]) && second.put(&[0x40, 6]));
+    assert_eq!(worker.marked(), [3]);
+    let here = received(&mut *socket);
+    assert_eq!(here, [(first.source(), vec![0x40, 4]), (second.source(), vec![0x40, 6])]);
+    let other = worker.one.exit.port(1).unwrap().inbox().queue.take();
+    assert_eq!(other, Some((client, vec![0x40, 5])));
+
+    assert_eq!(send(&mut *socket, second.source(), &[b"to the second"]), SendOutcome::Sent);
+    assert!(first.line().take().is_none());
+    assert_eq!(second.line().take().unwrap(), b"to the second");
+    let gone = second.source();
+    drop(second);
+    assert!(first.line().take().is_none());
+    assert_eq!(worker.one.exit.open(gone, None).source(), gone, "its address is free again");
+}
+
+#[tokio::test]
+async fn what_a_stream_does_not_take_is_dropped_and_counted() {
+    let mut worker = Worker::new(1);
+    let mut socket = worker.socket(UdpRole::QuicDial, Some(label(7)), 2);
+    let packet = [7; 1_000];
+    let fits = MOST_OUT_BYTES / (packet.len() + OVERHEAD_BYTES);
+    for count in 0..fits {
+        assert_eq!(send(&mut *socket, label(7), &[&packet]), SendOutcome::Sent, "{count} of {fits}");
+    }
+    let blocked = SendOutcome::Failed(SendFailure::CarrierFull);
+    assert_eq!(send(&mut *socket, label(7), &[&packet, &packet]), blocked);
+    let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
+    assert_eq!((wanted.line.drops(), socket.stats().send_failures), (2, 2));
+    wanted.line.take().unwrap();
+    let partly = SendOutcome::Partly { failed: 1, why: SendFailure::CarrierFull };
+    assert_eq!(send(&mut *socket, label(7), &[&packet, &packet]), partly);
+
+    let mut put = 0;
+    while wanted.port.put(wanted.label, &packet) {
+        put += 1;
+    }
+    assert_eq!(put, MOST_IN_BYTES / (packet.len() + OVERHEAD_BYTES));
+    let queue = socket.kernel_queue();
+    assert_eq!((queue.drops, queue.bytes), (1, (put * (packet.len() + OVERHEAD_BYTES)) as u64));
+    assert_eq!(received(&mut *socket).len(), put);
+}
+
+#[tokio::test]
+async fn a_stream_is_woken_by_the_packet_that_ends_its_wait() {
+    let mut worker = Worker::new(1);
+    let mut socket = worker.socket(UdpRole::QuicDial, Some(label(7)), 2);
+    send(&mut *socket, label(7), &[b"first"]);
+    let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
+    wanted.line.take().unwrap();
+    let waits = async { wanted.line.ready().await };
+    let sends = async {
+        tokio::task::yield_now().await;
+        send(&mut *socket, label(7), &[b"second"]);
+    };
+    let both = async { tokio::join!(waits, sends) };
+    let (is_open, ()) = tokio::time::timeout(Duration::from_secs(5), both).await.unwrap();
+    assert!(is_open);
+    assert_eq!(wanted.line.take().unwrap(), b"second");
+}
+
+fn probe(name: u8) -> Probe {
+    Probe { question: vec![name; PROBE_BYTES].into(), answer: vec![name + 1; PROBE_BYTES].into() }
+}
+
+/// A socket of another host, as far as the tests go.
+fn far_end() -> (StdSocket, SocketAddr) {
+    let socket = StdSocket::bind("127.0.0.1:0").unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    let address = socket.local_addr().unwrap();
+    (socket, address)
+}
+
+/// What comes to a far end next.
+fn come(socket: &StdSocket) -> Vec<u8> {
+    let mut bytes = vec![0; 2_048];
+    let count = socket.recv(&mut bytes).unwrap();
+    bytes.truncate(count);
+    bytes
+}
+
+/// What a socket receives once something is there.
+async fn awaited(socket: &mut dyn UdpSocket) -> Vec<(SocketAddr, Vec<u8>)> {
+    for _ in 0..1_000 {
+        let all = received(socket);
+        if !all.is_empty() {
+            return all;
+        }
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    panic!("nothing has come");
+}
+
+#[test]
+fn an_open_stream_that_falls_behind_takes_no_more() {
+    let (line, now) = (Line::new(false), SystemClock.now());
+    let late = now + LONGEST_WAIT + Duration::from_millis(1);
+    for _ in 0..16 {
+        assert!(line.put(&[7; 1_000], now));
+    }
+    assert!(line.put(&[7; 1_000], late), "it is being opened");
+    line.opens(Some(probe(1)));
+    assert!(!line.put(&[7; 1_000], late));
+    assert_eq!(line.drops(), 1);
+    assert!(line.put(&[7; 1_000], now + LONGEST_WAIT), "nothing has waited for longer");
+    for _ in 0..3 {
+        line.take().unwrap();
+    }
+    assert!(line.put(&[7; 1_000], late), "what is left may always wait");
+}
+
+#[tokio::test]
+async fn a_listening_socket_has_clients_on_both_ways() {
+    let mut worker = Worker::new(1);
+    let mut socket = worker.socket(UdpRole::QuicListen, None, 3);
+    let here = socket.local_addr();
+    let (far, at) = far_end();
+    far.send_to(b"over UDP", here).unwrap();
+    assert_eq!(awaited(&mut *socket).await, [(at, b"over UDP".to_vec())]);
+
+    let client = "192.0.2.7:50000".parse().unwrap();
+    let accepted = worker.one.exit.open(client, Some(probe(5)));
+    assert!(accepted.put(&[0x40, 1]));
+    assert_eq!(awaited(&mut *socket).await, [(client, vec![0x40, 1])]);
+    // One batch, to both.
+    let mut batch = SendBatch::new(1 << 16);
+    for (to, byte) in [(at, 1), (client, 2), (client, 3), (at, 4)] {
+        batch.tail(1).unwrap()[0] = byte;
+        batch.commit(&Path { destination: to, source: None, tos: 0 }, 0, 1, 1);
+    }
+    let mut outcomes = Vec::new();
+    socket.send(&mut batch, &mut |message, outcome| outcomes.push((message.path.destination, outcome)));
+    assert_eq!(outcomes, [at, client, at].map(|to| (to, SendOutcome::Sent)));
+    assert_eq!([come(&far), come(&far)], [vec![1], vec![4]]);
+    assert_eq!([accepted.line().take(), accepted.line().take()], [Some(vec![2]), Some(vec![3])]);
+
+    // A question is answered, and shown to nobody; what only looks like one is.
+    let mut other = probe(5).question;
+    other[PROBE_BYTES - 1] = 9;
+    for packet in [&probe(5).question, &other] {
+        far.send_to(packet, here).unwrap();
+    }
+    assert_eq!(awaited(&mut *socket).await, [(at, other.to_vec())]);
+    assert_eq!(come(&far), *probe(5).answer);
+    drop(accepted);
+    far.send_to(&probe(5).question, here).unwrap();
+    assert_eq!(awaited(&mut *socket).await.len(), 1, "its stream has ended");
+}
+
+#[tokio::test]
+async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_that_answers() {
+    let mut worker = Worker::new(1);
+    let (far, at) = far_end();
+    worker.one.beside.set(Some(at));
+    let mut socket = worker.socket(UdpRole::QuicDial, Some(at), 2);
+    send(&mut *socket, at, &[b"one"]);
+    assert_eq!(come(&far), b"one");
+    assert!(worker.one.wanted.borrow().is_empty());
+
+    assert!(socket.seek());
+    send(&mut *socket, at, &[b"two"]);
+    assert_eq!(come(&far), b"two");
+    let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
+    assert_eq!(wanted.line.take().unwrap(), b"two");
+    wanted.line.opens(Some(probe(5)));
+    assert!(wanted.port.put(label(7), b"answer"));
+    assert_eq!(awaited(&mut *socket).await, [(at, b"answer".to_vec())], "the worker sees one address");
+    send(&mut *socket, at, &[b"three"]);
+    assert_eq!([come(&far), come(&far)], [b"three".to_vec(), probe(5).question.to_vec()]);
+
+    // The stream alone has answered.
+    worker.clock.advance(Duration::from_millis(500));
+    assert!(wanted.port.put(label(7), b"answer"));
+    awaited(&mut *socket).await;
+    assert_eq!(wanted.line.take().unwrap(), b"three");
+    send(&mut *socket, at, &[b"four"]);
+    assert_eq!(wanted.line.take().unwrap(), b"four");
+    let begins = worker.socket(UdpRole::QuicDial, Some(at), 4);
+    assert_eq!(begins.offload(at), crate::UdpOffload::default(), "another socket begins with the stream");
+
+    // It asks after 1, 2, 4 s and so on.
+    for seconds in [1, 2, 4, 8, 16, 30, 30] {
+        worker.clock.advance(Duration::from_secs(seconds) - Duration::from_millis(1));
+        send(&mut *socket, at, &[b"early"]);
+        worker.clock.advance(Duration::from_millis(1));
+        far.set_nonblocking(true).unwrap();
+        assert!(far.recv(&mut [0; 2_048]).is_err(), "{seconds}");
+        far.set_nonblocking(false).unwrap();
+        send(&mut *socket, at, &[b"asks"]);
+        assert_eq!(come(&far), *probe(5).question);
+    }
+    let near = socket.local_addr();
+    far.send_to(b"stale", near).unwrap();
+    assert_eq!(awaited(&mut *socket).await, [(at, b"stale".to_vec())]);
+    assert!(!socket.take_moved(), "what comes over UDP does not show that ours arrives");
+    far.send_to(&probe(5).answer, near).unwrap();
+    while !socket.take_moved() {
+        assert!(received(&mut *socket).is_empty(), "an answer is shown to nobody");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    while wanted.line.take().is_some() {}
+    assert!(!wanted.line.ready().await, "the stream has had its time");
+    send(&mut *socket, at, &[b"five"]);
+    assert_eq!(come(&far), b"five");
+}
+
+#[tokio::test]
+async fn a_label_with_udp_beside_it_begins_with_the_stream_and_leads_to_both() {
+    let mut worker = Worker::new(1);
+    let (far, at) = far_end();
+    worker.one.beside.set(Some(at));
+    let mut socket = worker.socket(UdpRole::QuicDial, Some(label(7)), 2);
+    send(&mut *socket, label(7), &[b"one"]);
+    let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
+    assert_eq!(wanted.line.take().unwrap(), b"one");
+    wanted.line.opens(Some(probe(5)));
+    worker.clock.advance(Duration::from_secs(1));
+    send(&mut *socket, label(7), &[b"two"]);
+    assert_eq!(come(&far), *probe(5).question);
+    far.send_to(&probe(5).answer, socket.local_addr()).unwrap();
+    while !socket.take_moved() {
+        assert!(received(&mut *socket).is_empty());
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    send(&mut *socket, label(7), &[b"three"]);
+    assert_eq!(come(&far), b"three");
+    far.send_to(b"answer", socket.local_addr()).unwrap();
+    assert_eq!(awaited(&mut *socket).await, [(label(7), b"answer".to_vec())]);
+}

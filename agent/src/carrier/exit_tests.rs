@@ -1,0 +1,78 @@
+//! Whom an exit opens carriers for.
+
+use std::time::Instant;
+
+use base::clock::ManualClock;
+use gate::{
+    carrier::{NONCE_BYTES, path},
+    identity::Identity,
+    knock::ServerKey,
+};
+use zeroize::Zeroizing;
+
+use super::*;
+
+const WINDOW: Duration = Duration::from_secs(90);
+
+/// Every key is that of this peer.
+struct Always(Admits);
+
+impl Allowlist for Always {
+    fn admits(&self, _: &[u8; 32], _: Instant) -> Admits {
+        self.0
+    }
+}
+
+fn identity(seed: u8) -> Identity {
+    Identity::from_seed(Zeroizing::new([seed; 32])).unwrap()
+}
+
+fn token(clock: &ManualClock, number: u16) -> String {
+    let server = ServerKey::new(&identity(2).public_key()).unwrap();
+    let mut nonce = [0; NONCE_BYTES];
+    nonce[..2].copy_from_slice(&number.to_be_bytes());
+    let mut ephemeral = [5; 32];
+    ephemeral[..2].copy_from_slice(&number.to_be_bytes());
+    path(&identity(1).agreement_key(), &server, clock.unix_seconds(), nonce, &ephemeral).unwrap()
+}
+
+#[test]
+fn a_token_opens_one_carrier_and_a_peer_has_no_more_than_its_share() {
+    let clock = ManualClock::default();
+    let exit = Exit::new(
+        &Own::new(&identity(2)),
+        Arc::new(Always(Admits::Peer(PeerId(3)))),
+        2,
+        Arc::new(clock.clone()),
+    );
+    assert!(exit.port(1).is_some() && exit.port(2).is_none());
+    // What is made in the second in which the agent began is refused.
+    clock.advance(Duration::from_secs(2));
+    let source = "192.0.2.7:50000".parse().unwrap();
+    assert!(exit.open("/index.html", WINDOW, source, None).is_none());
+    let first = token(&clock, 0);
+    let mut open = vec![exit.open(&first, WINDOW, source, None).unwrap()];
+    assert_eq!(open[0].accepted.source(), source);
+    assert!(exit.open(&first, WINDOW, source, None).is_none(), "a replay");
+    for number in 1..MOST_OF_ONE as u16 {
+        clock.advance(Duration::from_millis(10));
+        open.push(exit.open(&token(&clock, number), WINDOW, source, None).unwrap());
+    }
+    assert!(exit.open(&token(&clock, 500), WINDOW, source, None).is_none(), "one too many");
+    open.pop();
+    assert!(exit.open(&token(&clock, 501), WINDOW, source, None).is_some(), "there is room again");
+    drop(open);
+    assert!(lock(&exit.open).is_empty());
+}
+
+#[test]
+fn both_ends_have_the_same_question_which_is_no_first_packet() {
+    let [one, other] = [b"dGhlIHNhbXBsZSBub25jZQ==", b"AQIDBAUGBwgJCgsMDQ4PEA=="].map(|key| probe(key));
+    assert_eq!(one, probe(b"dGhlIHNhbXBsZSBub25jZQ=="));
+    for (bytes, others) in [(&one.question, &other.question), (&one.answer, &other.answer)] {
+        assert_eq!(bytes.len(), PROBE_BYTES);
+        assert_eq!(bytes[0] & 0xc0, 0x40, "a short header (RFC 9000 §17.3)");
+        assert_ne!(bytes, others);
+    }
+    assert_ne!(one.question, one.answer);
+}

@@ -1,0 +1,79 @@
+//! The datagrams of a CONNECT-UDP, as DATAGRAM capsules (RFC 9297 §3.5) in the bytes of a tunnel.
+
+use std::{io, net::SocketAddr};
+
+use bytes::BytesMut;
+use engine::control::web::{Datagrams, take_capsule};
+use h3::capsule::{self, CapsuleReader};
+use tokio::{
+    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split},
+    net::UdpSocket,
+    sync::Notify,
+    task::yield_now,
+};
+use users::policy::Transport;
+
+use super::{datagrams::relay, stream::BUFFER_BYTES, way::Way};
+
+/// The largest capsule that is read: the largest UDP payload, and its context ID.
+const MOST_CAPSULE: u64 = 65_535;
+
+impl Way<'_> {
+    /// Carries datagrams both ways until the client ends the stream or nothing has come for a while.
+    pub(super) async fn datagrams(
+        &self,
+        client: &mut (impl AsyncRead + AsyncWrite + Unpin + Send),
+        socket: &UdpSocket,
+        datagrams: &Datagrams,
+        address: SocketAddr,
+    ) {
+        let user = self.grant.account().name();
+        tracing::debug!(user, %address, "a user's datagrams have a socket");
+        let (mut from_client, mut to_client) = split(client);
+        let is_there = Notify::new();
+        let up = async {
+            let mut reader = CapsuleReader::new(MOST_CAPSULE);
+            let mut buffer = BytesMut::with_capacity(BUFFER_BYTES);
+            while from_client.read_buf(&mut buffer).await? > 0 {
+                let mut bytes = buffer.split().freeze();
+                while let Some(capsule) = reader.take(&mut bytes) {
+                    take_capsule(datagrams, capsule);
+                }
+                buffer.reserve(BUFFER_BYTES);
+                // What was put is sent before more is read: the rest waits in the connection, not in the queue.
+                yield_now().await;
+            }
+            io::Result::Ok(())
+        };
+        let down = async {
+            let mut capsules = Vec::with_capacity(BUFFER_BYTES);
+            loop {
+                datagrams.to_user(|payload| {
+                    if !capsules.is_empty() && capsules.len() + payload.len() > BUFFER_BYTES {
+                        return Err(payload);
+                    }
+                    capsule::put_datagram(&mut capsules, &payload);
+                    Ok(())
+                });
+                if capsules.is_empty() {
+                    is_there.notified().await;
+                    continue;
+                }
+                to_client.write_all(&capsules).await?;
+                to_client.flush().await?;
+                capsules.clear();
+            }
+        };
+        let ended: io::Result<()> = tokio::select! {
+            ended = up => ended,
+            ended = down => ended,
+            () = relay(socket, datagrams, self.grant, || is_there.notify_one()) => Ok(()),
+            () = self.over(Transport::Udp, address) => Ok(()),
+        };
+        if let Err(error) = ended {
+            tracing::debug!(user, %address, %error, "a user's datagrams have broken off");
+        }
+        datagrams.close();
+        to_client.shutdown().await.ok();
+    }
+}
