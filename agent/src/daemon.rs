@@ -57,6 +57,7 @@ use crate::{
     carrier::{AllCarriers, OfWorker},
     program,
     quotas::QuotaKeeper,
+    records::RecordsKeeper,
     site, tunnels, web_server,
 };
 
@@ -81,6 +82,7 @@ pub struct Daemon {
     /// What it changed in the kernel is undone when the daemon ends.
     tunnel: Option<Tunnel>,
     quotas: QuotaKeeper,
+    records: Option<RecordsKeeper>,
 }
 
 struct WorkerThread {
@@ -107,11 +109,8 @@ impl Daemon {
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
         metrics.show_users(&hub.users);
         let quotas = QuotaKeeper::start(&hub.quotas, config.state_dir.clone())?;
-        let registry = PeerRegistry::new(&config, identity.public_key());
-        registry.attach(&hub);
-        if let Some(previous) = identity.previous() {
-            registry.set_previous_key(previous.public_key());
-        }
+        let records = RecordsKeeper::start(&config.records, &hub, &metrics)?;
+        let registry = registry_of(&config, identity, &hub);
         let certificate = Arc::new(TlsIdentity::new(identity).context("cannot make a certificate")?);
         let (instance, own) = (rand::random(), Own::new(identity));
         let (refusals, knocks) = (Arc::<Refusals>::default(), used_knocks(&config, workers, &SystemClock));
@@ -193,6 +192,7 @@ impl Daemon {
             addresses,
             tunnel,
             quotas,
+            records,
         })
     }
 
@@ -247,6 +247,8 @@ impl Daemon {
             + join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN)
                 .context("the admin server panicked")?;
         self.quotas.stop();
+        let records = self.records.into_iter().map(RecordsKeeper::stop);
+        let left = left + join_all(records, THREADS_WITHIN).context("the writer of records panicked")?;
         if left > 0 {
             tracing::warn!(
                 threads = left,
@@ -295,6 +297,16 @@ fn join_all(threads: impl Iterator<Item = JoinHandle<()>>, within: Duration) -> 
         }
         thread::sleep(LOOK);
     }
+}
+
+/// The peers of the configuration, which know `hub` and our keys.
+fn registry_of(config: &Config, identity: &Identity, hub: &Arc<Hub>) -> Arc<PeerRegistry> {
+    let registry = PeerRegistry::new(config, identity.public_key());
+    registry.attach(hub);
+    if let Some(previous) = identity.previous() {
+        registry.set_previous_key(previous.public_key());
+    }
+    registry
 }
 
 /// Makes the TUN device, if there is to be one, and a share of it for each worker.

@@ -14,6 +14,7 @@ mod out;
 mod packets;
 mod program;
 pub mod quotas;
+pub mod records;
 pub mod run;
 pub mod service;
 mod site;

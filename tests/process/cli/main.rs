@@ -17,6 +17,7 @@ mod peer_set;
 mod pipe;
 mod preflight;
 mod qlog;
+mod records;
 mod reload;
 mod run;
 mod service;

@@ -216,6 +216,21 @@ pub fn open(path: &Path) -> io::Result<File> {
     if kind.is_file() { Ok(file) } else { Err(Unfit::NotRegular(words(kind)).into()) }
 }
 
+/// Opens a regular file to append to it, without waiting for anybody else; one that is new is closed to other users.
+///
+/// # Errors
+/// As [`open`].
+pub fn append(path: &Path) -> io::Result<File> {
+    let flags = libc::O_NONBLOCK | libc::O_NOCTTY | libc::O_CLOEXEC;
+    let opened = OpenOptions::new().append(true).create(true).mode(0o640).custom_flags(flags).open(path);
+    let file = opened.map_err(|error| match error.raw_os_error() {
+        Some(libc::ENXIO) => Unfit::NotRegular("a FIFO or a socket").into(),
+        Some(_) | None => error,
+    })?;
+    let kind = file.metadata()?.file_type();
+    if kind.is_file() { Ok(file) } else { Err(Unfit::NotRegular(words(kind)).into()) }
+}
+
 /// Opens a folder, to lock it or to have it written to the disk.
 ///
 /// # Errors

@@ -1,6 +1,6 @@
 //! What the value of a key may be: a [`Kind`] for each way to write a value, whatever section it stands in.
 
-use std::{fmt::Display, ops::RangeInclusive, sync::Arc, time::Duration};
+use std::{fmt::Display, ops::RangeInclusive, path::PathBuf, sync::Arc, time::Duration};
 
 use toml::de::{DeFloat, DeInteger, DeValue};
 
@@ -236,6 +236,11 @@ pub(super) fn one_of<T: Spelled>() -> Kind<T> {
         found.ok_or_else(|| bad(format!("{text:?} is not a choice here"), &*remedy))
     };
     text(format!("`{}`", names("`, `")), parse, |value: &T| value.label().to_owned())
+}
+
+/// A path. Where it is empty, nothing is there.
+pub(super) fn path() -> Kind<PathBuf> {
+    text("path", |text| Ok(PathBuf::from(text)), |path| path.display().to_string())
 }
 
 /// Returns the kind of a value that is `true` or `false`.

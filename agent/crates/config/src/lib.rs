@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
-//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs`; services without an address: `any.rs` |
+//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs`, `records.rs`; services without an address: `any.rs` |
 //! | what follows from such a declaration, and how a file is walked | `section.rs` |
 //! | what a value may be | `kinds.rs`; what it may be beside others: `checks.rs`, `resolve.rs` |
 //! | where the key is when systemd hands it over | `credential.rs` |
@@ -74,6 +74,7 @@ mod problem;
 pub mod properties;
 pub mod quota;
 mod ranges;
+mod records;
 #[cfg(test)]
 mod reference_tests;
 pub mod reload;
@@ -112,6 +113,7 @@ pub use descriptors::{
 pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate, ThinStreams};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
+pub use records::Records;
 pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};
 pub use section::nearest;
@@ -173,6 +175,8 @@ pub struct Config {
     pub http: Http,
     /// Its certificate, once it was read; without one nobody meets it.
     pub certificate: Option<WebCertificate>,
+    /// Where it is written what has ended.
+    pub records: Records,
     /// The socket at which commands are taken; `None`: nowhere.
     pub control: Option<PathBuf>,
     /// What the daemon logs, and how it writes that.

@@ -13,13 +13,15 @@ use toml::{
 
 use crate::{
     problem::{At, Report},
-    resolve::MAX_SERVICES,
     value::{Bad, bad},
 };
 
 /// The sections that may have ranges, each with the key of its ports and the one of the name that gets a number.
 const RANGED: [(&str, &str, &str); 3] =
     [("service", "upstream", "name"), ("udp", "listen", "service"), ("tcp", "listen", "service")];
+
+/// The hello that tells a peer our services holds at most this many.
+pub(super) const MAX_SERVICES: usize = 256;
 
 /// Ports in one range. Each has a listener or the sockets of its flows, and a row in status and metrics.
 const MOST_PORTS: usize = MAX_SERVICES;

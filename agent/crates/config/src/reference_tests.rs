@@ -64,6 +64,7 @@ fn rows() -> Vec<Row> {
     of::<Tun>("tun", &mut rows);
     of::<sections::Admin>("metrics", &mut rows);
     of::<sections::Http>("http", &mut rows);
+    of::<crate::Records>("records", &mut rows);
     of::<sections::Control>("control", &mut rows);
     of::<Log>("log", &mut rows);
     of::<Limits>("limits", &mut rows);
@@ -89,7 +90,7 @@ fn sections_that_no_reload_follows_have_keys_of_a_restart_only() {
         // `Config::load_beside`, which reads the folder.
         "identity.peers_dir",
     ];
-    let read_once = ["identity.", "tun.", "metrics.", "control.", "log."];
+    let read_once = ["identity.", "tun.", "metrics.", "records.", "control.", "log."];
     for Row { key, effect, .. } in rows() {
         if read_once.iter().any(|section| key.starts_with(section)) && effect != Effect::Restart {
             assert!(FOLLOWED.contains(&&*key), "who follows {key}?");
@@ -350,6 +351,8 @@ fn a_fifo_is_refused_by_every_key_that_names_a_file() {
         match &*key {
             // A socket, made beside what is there, which must be one; and a folder of the agent's own, which is locked as one.
             "control.socket" | "identity.state_dir" => {}
+            // Written to, and opened by the daemon alone: `a_fifo_is_no_file_of_records` there.
+            "records.file" => {}
             // A folder.
             "identity.peers_dir" => assert!(said.contains("Not a directory"), "{said}"),
             // Programs, which only the kernel opens.

@@ -19,7 +19,7 @@ use crate::{
     AccessMode, Config, Forward, Knock, Peer, Service, Tun, User, carrier,
     kinds::{self, Names},
     problem::PeerOrigin,
-    resolve::MAX_SERVICES,
+    ranges::MAX_SERVICES,
     section::{Key, Section, Walker},
     sections::{Control, Identity},
     value,
@@ -129,6 +129,7 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bo
     if running.http.certificate_file == config.http.certificate_file {
         changes.certificate(running.certificate.as_ref(), config.certificate.as_ref());
     }
+    changes.section("records.", &running.records, &mut config.records, names, &[]);
     let socket = |config: &Config| Control { socket: config.control.clone().unwrap_or_default() };
     let mut control = socket(&config);
     changes.section("control.", &socket(running), &mut control, names, &[]);

@@ -24,7 +24,7 @@ use crate::{
     directory::Texts,
     peers::Around,
     problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
-    ranges,
+    ranges::{self, MAX_SERVICES},
     section::{self, Section, Table},
     sections::{self, Control, TcpForward},
     state,
@@ -33,9 +33,6 @@ use crate::{
 
 /// How many days before its end an operator is told of a certificate: clients renew them a month before.
 const FEW_DAYS: u64 = 14;
-
-/// The hello that tells a peer our services holds at most this many.
-pub(super) const MAX_SERVICES: usize = 256;
 
 /// What is read besides the configuration and the state file.
 #[derive(Default)]
@@ -320,6 +317,7 @@ impl Head<'_> {
             tun.pool.clone_from(&http.pool);
         }
         checks.inner_addresses(&self.users, &http, tun.as_ref(), &peers, &root.at);
+        let records = checks.read_records(&mut root, base);
         let control = checks.read_control(&mut root, base);
         let log = root.table("log", &mut checks.report).fill(&mut checks);
         let limits = checks.read_limits(&mut root, peers.len(), self.memory);
@@ -361,6 +359,7 @@ impl Head<'_> {
             admin,
             http,
             certificate: None,
+            records,
             control,
             log,
             limits,

@@ -16,7 +16,9 @@ use crate::{
     MAX_WORKERS,
     any::prefixes,
     checks::Checks,
-    kinds::{Given, Kind, Shown, granted, index_of, name, named, one_of, or, size, text, time, truth, whole},
+    kinds::{
+        Given, Kind, Shown, granted, index_of, name, named, one_of, or, path, size, text, time, truth, whole,
+    },
     prefix::network_prefix,
     repair::repair,
     section::{Section, Walker, section},
@@ -24,11 +26,6 @@ use crate::{
     upstream::{Upstream, upstream},
     value,
 };
-
-/// A path. Where it is empty, nothing is there.
-fn path() -> Kind<PathBuf> {
-    text("path", |text| Ok(PathBuf::from(text)), |path| path.display().to_string())
-}
 
 /// A host name or an address, and a port.
 pub(super) fn endpoint() -> Kind<Endpoint> {

@@ -9,14 +9,17 @@
 //! | what opens sockets, and what they counted | [`sockets`], [`socket_stats`] |
 //! | a peer, as the data plane sees it; how large its packets may be | [`peer`], [`budget`] |
 //! | what goes to another worker | [`hand_off`] |
+//! | what `[records]` has of flows, forwards and IP packets | [`records`]; the end of a flow: `flow_ends.rs` |
 //! | where services are | [`upstreams`] |
 
 pub mod budget;
 pub mod datapath;
+mod flow_ends;
 pub mod forward;
 pub mod hand_off;
 pub mod lanes;
 pub mod peer;
+pub mod records;
 pub mod relay;
 pub mod socket_stats;
 pub mod sockets;

@@ -8,6 +8,7 @@
 //! | the figures of the status page, and their last ten minutes | [`web`] |
 //! | the sockets of the web server on TCP | [`web_server`] |
 //! | captures, as qlog files | [`qlog`] |
+//! | what `[records]` writes | [`records`] |
 //! | a reload, from the file to the workers | [`reload`] |
 //! | the state file, written by the daemon | `state_file` |
 //! | logging | [`log`] |
@@ -21,6 +22,7 @@ pub mod operator;
 
 pub mod qlog;
 pub mod quotas;
+pub mod records;
 pub mod reload;
 mod reload_error;
 mod state_file;

@@ -146,6 +146,8 @@ pub(super) struct LocalTarget {
     pub(super) socket: LocalId,
     pub(super) destination: Option<SocketAddr>,
     pub(super) source: Option<IpAddr>,
+    /// The flow, if its end is recorded.
+    pub(super) tallied: Option<FlowId>,
     burst: u16,
 }
 
@@ -505,7 +507,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let (target, peer) = (recent.target, lane.peer);
         if let Some(state) = self.peers.data_mut(peer) {
             state.relay.downlink.receive(count as u64, (end - start) as u64);
-            state.relay.stats.downlink_bytes += (end - start) as u64;
+            state.relay.count_delivery(count as u64, (end - start) as u64, target.tallied);
         }
         match self.locals.delivery(target.socket) {
             Some(list) => list.push_run(target.recipient(peer), slot, start..end, segment, target.burst),
@@ -623,7 +625,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         payload: Range<usize>,
     ) -> Option<LocalTarget> {
         let target = self.local_target(lane, id)?;
-        self.peers.data_mut(lane.peer)?.relay.stats.downlink_bytes += payload.len() as u64;
+        let relay = &mut self.peers.data_mut(lane.peer)?.relay;
+        relay.count_delivery(1, payload.len() as u64, target.tallied);
         self.list(lane.peer, &target, slot, payload);
         Some(target)
     }
@@ -635,12 +638,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let state = self.peers.data_mut(peer)?;
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
+        let tallied = flow.tally.is_some().then_some(id);
         let target = match flow.origin {
             Origin::Upstream { socket, service } => {
                 // Answers take the lane that the flow came by.
                 flow.lane = lane.lane;
                 let burst = self.config.services.get(service).map_or(1, |service| service.burst);
-                LocalTarget { socket, destination: None, source: None, burst }
+                LocalTarget { socket, destination: None, source: None, tallied, burst }
             }
             Origin::Ingress { client, .. } => {
                 let newly_confirmed = flow.standing != Standing::Confirmed;
@@ -649,7 +653,13 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     uplink.confirmed(id);
                 }
                 let destination = Some(client.address);
-                LocalTarget { socket: client.socket, destination, source: client.local, burst: INGRESS_BURST }
+                LocalTarget {
+                    socket: client.socket,
+                    destination,
+                    source: client.local,
+                    tallied,
+                    burst: INGRESS_BURST,
+                }
             }
         };
         Some(LocalTarget { burst: self.locals.burst(target.burst), ..target })

@@ -160,9 +160,8 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
 
     fn end_flow(&mut self, peer: PeerId, id: FlowId) {
         let Some(state) = self.peers.data_mut(peer) else { return };
-        if let Some(flow) = state.relay.remove_flow(id) {
+        if let Some(flow) = state.end_flow(id, Some(FlowEnd::Closed), DropReason::Shutdown, self.config) {
             self.notes.work.charge(work::CLOSING);
-            state.relay.stats.flows_ended[FlowEnd::Closed] += 1;
             let in_use = self.now.saturating_duration_since(flow.last_active) < IN_USE.min(flow.idle / 2);
             if in_use && matches!(flow.origin, Origin::Upstream { .. }) {
                 state.allowances.flows.spend(ENDED_IN_USE, self.now);

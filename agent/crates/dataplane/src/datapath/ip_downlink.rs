@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use crate::relay::DropReason;
+use crate::{records::Way, relay::DropReason};
 use base::ids::PeerId;
 use ip::{
     ecn::{self, Decapsulated},
@@ -65,6 +65,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let packet = Packet { slot, range, partial, owner: peer.0 };
         if same_ecn && tun.push_continued(batch, &packet) {
             state.relay.stats.downlink_bytes += bytes;
+            if let Some(records) = &mut tun.records {
+                records.add_continued(bytes, self.now);
+            }
             return;
         }
         let Ok(view) = IpView::parse(&batch.buffer(slot)[packet.range.clone()]) else {
@@ -105,6 +108,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             tun.totals.mss_clamped += 1;
         }
         state.relay.stats.downlink_bytes += view.len as u64;
+        if let Some(records) = &mut tun.records {
+            let (peer, bytes) = (&state.config.name, view.len as u64);
+            records.add(peer, &view, Way::FromPeer, 1, bytes, self.now);
+        }
         self.notes.work.charge(work::DELIVERY);
         tun.push(batch, Packet { range, ..packet }, &view);
     }

@@ -31,6 +31,7 @@ use crate::{
     hand_off::Outgoing,
     lanes::{Lanes, Payloads, Underlays},
     peer::PeerTable,
+    records::Way,
     relay::{DropReason, Held, PacketClass, QueueClass, Stripes},
 };
 
@@ -216,6 +217,9 @@ impl<P: PeerTable> IpUplink<'_, P> {
             };
             self.tun.answer(packet, view, answer, self.now);
             return None;
+        }
+        if let Some(records) = &mut self.tun.records {
+            records.add(&state.config.name, view, Way::ToPeer, count, bytes, self.now);
         }
         let (mapped, cut) = match &state.map {
             None => (*view, cut),

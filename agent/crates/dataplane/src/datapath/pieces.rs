@@ -205,7 +205,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             return;
         };
         relay.stats.reassembled.datagrams += 1;
-        relay.stats.downlink_bytes += whole.len() as u64;
+        relay.count_delivery(1, whole.len() as u64, target.tallied);
         self.list(peer, &target, ReceiveBatch::JOINED, whole);
     }
 

@@ -127,6 +127,9 @@ impl Uplink<'_> {
         };
         flow.paused |= now.saturating_duration_since(flow.last_active) >= PAUSE;
         flow.last_active = now;
+        if let Some(tally) = &mut flow.tally {
+            tally.uplink.add(datagrams as u64, data.len() as u64);
+        }
         if meta.age > self.relay.time_limit() {
             return self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
         }

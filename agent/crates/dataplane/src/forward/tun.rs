@@ -21,6 +21,7 @@ use users::ip::Links;
 use crate::{
     forward::{multicast::Multicast, peer_routes::PeerRoutes},
     lanes::pool::MAX_LANES,
+    records::packets::PacketTable,
     relay::Settlements,
 };
 
@@ -137,6 +138,8 @@ pub struct TunSide {
     allowances: PerKind<AnswerKind, Allowance>,
     /// With `tun.icmp_errors`: the allowance for errors of routers that are in no peer's prefix.
     pub errors: Option<Allowance>,
+    /// With `[records]`: the packets to record.
+    pub records: Option<Box<PacketTable>>,
     answer: Box<[u8; MOST_ANSWER]>,
 }
 
@@ -165,6 +168,7 @@ impl TunSide {
             settlements: Settlements::default(),
             allowances: PerKind::from_fn(|_| Allowance::new(ANSWERS, now)),
             errors: None,
+            records: None,
             answer: Box::new([0; MOST_ANSWER]),
         }
     }

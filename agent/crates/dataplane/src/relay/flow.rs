@@ -20,7 +20,7 @@ use base::{
 };
 use wire::context::{Context, FlowNumber, Header, ServiceNumber};
 
-use crate::relay::registry::FlowRegistry;
+use crate::{records::Tally, relay::registry::FlowRegistry};
 
 /// The index of a flow in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -79,6 +79,8 @@ pub struct Flow {
     pub idle: Duration,
     /// When an opening without a datagram was last sent.
     pub asked: Option<Instant>,
+    /// What it has carried, if its end is recorded.
+    pub tally: Option<Box<Tally>>,
 }
 
 impl Flow {
@@ -388,6 +390,7 @@ impl Flows {
             last_active: now,
             idle,
             asked: None,
+            tally: self.registry.agent.recorder.get().map(|_| Box::new(Tally::new(now))),
         };
         // The ceilings on flows (at most 2^24, see the configuration) keep a place far below 2^32.
         let id = FlowId(u32::try_from(self.flows.insert(flow)).unwrap_or(u32::MAX));

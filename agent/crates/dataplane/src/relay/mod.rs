@@ -401,13 +401,19 @@ impl DatagramRelay {
         self.uplink.settle(settled);
     }
 
-    /// Ends a flow; datagrams of it that still wait are dropped.
-    pub fn remove_flow(&mut self, id: FlowId) -> Option<Flow> {
-        self.remove_flow_for(id, DropReason::Shutdown)
+    /// Counts payloads for local sockets; `tallied` is their flow, if its end is recorded.
+    #[inline]
+    pub fn count_delivery(&mut self, datagrams: u64, bytes: u64, tallied: Option<FlowId>) {
+        self.stats.downlink_bytes += bytes;
+        if let Some(flow) = tallied.and_then(|id| self.flows.get_mut(id))
+            && let Some(tally) = &mut flow.tally
+        {
+            tally.downlink.add(datagrams, bytes);
+        }
     }
 
-    /// Ends a flow; datagrams of it that still wait are dropped for `reason`.
-    pub fn remove_flow_for(&mut self, id: FlowId, reason: DropReason) -> Option<Flow> {
+    /// Forgets a flow; datagrams of it that still wait are dropped for `reason`.
+    pub(crate) fn remove_flow(&mut self, id: FlowId, reason: DropReason) -> Option<Flow> {
         for run in self.queue.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
             self.uplink.drop(reason, run.count() as u64);
         }

@@ -6,7 +6,7 @@
 use std::{
     hash::BuildHasher,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -20,7 +20,7 @@ use base::{
 use repair::RepairMemory;
 use wire::context::FlowNumber;
 
-use crate::relay::fragments::ALL_PEERS;
+use crate::{records::Recorder, relay::fragments::ALL_PEERS};
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;
@@ -42,6 +42,8 @@ pub struct AgentTotals {
     pub reassembly: Arc<SharedMemory>,
     /// The memory in which payloads of all peers are kept for repair.
     pub repair: Arc<SharedMemory>,
+    /// Where it is noted which flows have ended, if that is recorded.
+    pub recorder: OnceLock<Recorder>,
 }
 
 impl AgentTotals {

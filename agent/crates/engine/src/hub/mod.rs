@@ -39,6 +39,7 @@ use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
     hand_off::{HandOff, Kind},
+    records::Recorder,
     relay::{AgentTotals, FlowRegistry},
     upstreams::Upstreams,
 };
@@ -135,6 +136,12 @@ impl Hub {
             quotas: Arc::default(),
             base: now,
         })
+    }
+
+    /// Has the ends of flows and forwards recorded. To be called before there are workers; only the first recorder counts.
+    pub fn record_ends(&self, recorder: Recorder) {
+        // A second one ends here, and so does its queue.
+        let _second = self.totals.recorder.set(recorder).is_err();
     }
 
     /// A number that no TCP forward of the agent has had.

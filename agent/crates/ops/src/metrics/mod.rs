@@ -32,6 +32,7 @@ use base::{
     panics,
 };
 use config::{Directory, Limits};
+use dataplane::records::RecordCounts;
 use engine::{
     health::Health,
     metrics::{
@@ -67,6 +68,7 @@ pub struct Metrics {
     pub admin: AdminServer,
     users: Mutex<Arc<Users>>,
     pub visitors: Visitors,
+    records: Mutex<Arc<RecordCounts>>,
 }
 
 /// What is read at one scrape.
@@ -74,6 +76,7 @@ struct Scrape<'a> {
     metrics: &'a Metrics,
     configured: Configured,
     users: Arc<Users>,
+    records: Arc<RecordCounts>,
     /// What each user has had.
     of_users: Vec<UserFigures>,
     /// The values of the process itself; `None` without `/proc`.
@@ -117,6 +120,8 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_user_dropped_to_total", &["user", "reason"], "Datagrams to a user that were dropped, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.dropped_to.by_label()))),
     family(Counter, "culvert_user_refused_total", &["user", "reason"], "Requests of a user that were refused, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.refused.by_label()))),
     family(Counter, "culvert_users_wrong_credentials_total", &[], "Credentials that are not those of a user who is let in.", |it, out| out.add(&[], it.users.wrong())),
+    family(Counter, "culvert_records_total", &[], "Records of UDP flows, TCP forwards and IP packets, as the section records has them written.", |it, out| out.add(&[], it.records.noted())),
+    family(Counter, "culvert_records_lost_total", &["reason"], "Records that are missing: queue, because they came faster than they were written, write, because the file took none, or send, because the kernel took none for the collector.", |it, out| out.each([("queue", it.records.lost()), ("write", it.records.unwritten()), ("send", it.records.unsent())])),
     family(Gauge, "culvert_http_tcp_connections", &[], "Connections to http.listen that are open.", |it, out| out.add(&[], it.metrics.visitors.all() as u64)),
     family(Counter, "culvert_http_tcp_connections_total", &[], "Connections to http.listen that were accepted.", |it, out| out.add(&[], it.metrics.visitors.accepted())),
     family(Counter, "culvert_http_tcp_requests_total", &["version", "outcome"], "Requests over HTTP/1.1 and HTTP/2, by outcome.", |it, out| it.metrics.visitors.show_requests(out)),
@@ -171,7 +176,13 @@ impl Metrics {
             admin: AdminServer::default(),
             users: Mutex::default(),
             visitors: Visitors::default(),
+            records: Mutex::default(),
         }
+    }
+
+    /// Shows how many records there were.
+    pub fn show_records(&self, records: &Arc<RecordCounts>) {
+        *panics::lock(&self.records) = Arc::clone(records);
     }
 
     /// Shows what these users have had.
@@ -213,7 +224,9 @@ impl Metrics {
         let configured = panics::lock(&self.configured).clone();
         let users = Arc::clone(&panics::lock(&self.users));
         let of_users = users.figures();
-        let scrape = Scrape { metrics: self, configured, users, of_users, process: Process::read().ok() };
+        let records = Arc::clone(&panics::lock(&self.records));
+        let scrape =
+            Scrape { metrics: self, configured, users, records, of_users, process: Process::read().ok() };
         let moment = self.snapshots.moment();
         let of_workers = moment.families().map(|(info, read)| (info, Box::new(read) as Read<'_>));
         let of_daemon =

@@ -17,6 +17,7 @@ pub mod bottleneck;
 pub mod cost;
 mod host;
 mod network;
+mod recording;
 mod seeded;
 mod trace;
 use base::clock::{Clock, ManualClock};
@@ -46,6 +47,7 @@ use net::{
 };
 use network::Network;
 pub use network::{BottleneckId, NetworkPath, Tapped, Weather};
+pub use recording::Recording;
 use trace::{Trace, WorkerOf};
 
 /// A machine's clock: that of the world, and the number of seconds that it is ahead.

@@ -64,6 +64,7 @@ mod preshared;
 mod proxy;
 mod quota;
 mod rate;
+mod records;
 mod registry;
 mod reload;
 mod repair;

@@ -16,6 +16,10 @@ use dataplane::{
         peer_routes::PeerRoutes,
         tun::{TunSide, TunTotals},
     },
+    records::{
+        Recorder,
+        packets::{MOST_ENTRIES, PacketTable},
+    },
     sockets::SocketFactory,
 };
 use net::TunStats;
@@ -23,6 +27,7 @@ use users::ip::Links;
 
 use crate::{
     control::web::ForDevice,
+    hub::Hub,
     mtu_table::MtuTable,
     peer::Peer,
     registry::PeerRegistry,
@@ -74,6 +79,9 @@ impl Tunnel {
             side.errors = tun.icmp_errors.then(|| Allowance::new(TunSide::ERRORS, now));
             side.multicast = tun.copies_multicast().then(|| Box::new(Multicast::new(own(), now)));
         }
+        let entries = MOST_ENTRIES / usize::from(config.worker_count().max(1));
+        side.records =
+            config.records.is_on().then(|| Box::new(PacketTable::new(entries, config.records.ports)));
         for peer in peers {
             set_prefixes(&mut side.routes, peer.data.id, &peer.data.config);
         }
@@ -103,6 +111,26 @@ impl Tunnel {
 
     pub(crate) fn side(&self) -> Option<&TunSide> {
         self.device.as_ref().map(|tun| &tun.side)
+    }
+
+    /// The IP packets to record, and where to.
+    fn records<'a>(&'a mut self, hub: &'a Hub) -> Option<(&'a mut PacketTable, &'a Recorder)> {
+        let records = self.side_mut()?.records.as_deref_mut()?;
+        hub.totals.recorder.get().map(|recorder| (records, recorder))
+    }
+
+    /// Records IP packets, once a second.
+    pub(crate) fn record_packets(&mut self, hub: &Hub, now: Instant) {
+        if let Some((records, recorder)) = self.records(hub) {
+            records.expire(now, recorder);
+        }
+    }
+
+    /// Records IP packets for the last time.
+    pub(crate) fn record_last_packets(&mut self, hub: &Hub) {
+        if let Some((records, recorder)) = self.records(hub) {
+            records.end(recorder);
+        }
     }
 
     /// The counts of the queue, and of the packets in it.

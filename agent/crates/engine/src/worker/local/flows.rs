@@ -83,8 +83,7 @@ impl DataPlane {
             cx.timers.arm(Timer::Flow(peer, id), until);
             return;
         }
-        state.data.relay.stats.flows_ended[FlowEnd::Idle] += 1;
-        self.close_flow(cx, peer, id, now);
+        self.close_flow(cx, peer, id, Some(FlowEnd::Idle), now);
     }
 
     /// The uplink to a peer: the path of datagrams from this worker.
@@ -158,10 +157,17 @@ impl DataPlane {
         }
     }
 
-    /// Ends a flow, tells the far end, and closes the flow's socket to a service.
-    pub(crate) fn close_flow(&mut self, cx: &mut Context, id: PeerId, flow: FlowId, now: Instant) {
+    /// Ends a flow for `why`, or because the agent stops, tells the far end, and closes the flow's socket to a service.
+    pub(crate) fn close_flow(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        flow: FlowId,
+        why: Option<FlowEnd>,
+        now: Instant,
+    ) {
         let Some(state) = cx.peers.get_mut(id) else { return };
-        let Some(flow) = state.data.relay.remove_flow(flow) else { return };
+        let Some(flow) = state.data.end_flow(flow, why, DropReason::Shutdown, &cx.config) else { return };
         if let Some(mut uplink) = self.uplink(cx, id, now) {
             uplink.send_flow_message(flow.lane, context::Context::Closed(flow.number));
         }

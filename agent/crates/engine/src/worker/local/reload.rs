@@ -115,10 +115,7 @@ impl DataPlane {
         let ending = peer.data.relay.flows.iter().filter(|(_, _, flow)| ends(&flow.origin));
         let ending: Vec<FlowId> = ending.map(|(id, ..)| id).collect();
         for flow in ending {
-            if let Some(peer) = cx.peers.get_mut(id) {
-                peer.data.relay.stats.flows_ended[why] += 1;
-            }
-            self.close_flow(cx, id, flow, now);
+            self.close_flow(cx, id, flow, Some(why), now);
         }
     }
 }

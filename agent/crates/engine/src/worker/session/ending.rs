@@ -247,8 +247,8 @@ impl Sessions {
         }
         let Some(peer) = cx.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.all() {
-            if let Some(flow) = peer.data.relay.remove_flow_for(flow, DropReason::PeerRemoved) {
-                peer.data.relay.stats.flows_ended[FlowEnd::PeerRemoved] += 1;
+            let (why, reason) = (Some(FlowEnd::PeerRemoved), DropReason::PeerRemoved);
+            if let Some(flow) = peer.data.end_flow(flow, why, reason, &cx.config) {
                 cx.sockets.factory.close_flow_later(flow.origin);
             }
         }

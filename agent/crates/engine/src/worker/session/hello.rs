@@ -15,7 +15,10 @@
 use std::time::Instant;
 
 use base::ids::PeerId;
-use dataplane::{lanes::pool, relay::FlowEnd};
+use dataplane::{
+    lanes::pool,
+    relay::{DropReason, FlowEnd},
+};
 use gate::{
     OwnKey,
     identity::PublicKey,
@@ -267,8 +270,8 @@ impl Context {
         let parity = parity(self.identity.of(own).public_key(), &key);
         let Some(peer) = self.peers.get_mut(id) else { return };
         for flow in peer.data.relay.flows.accepted() {
-            if let Some(flow) = peer.data.relay.remove_flow(flow) {
-                peer.data.relay.stats.flows_ended[FlowEnd::Orphaned] += 1;
+            let (why, reason) = (Some(FlowEnd::Orphaned), DropReason::Shutdown);
+            if let Some(flow) = peer.data.end_flow(flow, why, reason, &self.config) {
                 self.sockets.factory.close_flow_later(flow.origin);
             }
         }

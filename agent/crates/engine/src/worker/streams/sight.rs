@@ -8,6 +8,10 @@ use std::{
 };
 
 use base::ids::PeerId;
+use dataplane::{
+    forward::tcp::TcpForward,
+    records::{Carried, Ended, RecordKind},
+};
 use wire::messages::StreamAnswer;
 
 use crate::{
@@ -105,13 +109,40 @@ impl Context {
         let by_itself = if forward.ended_in_order() { TcpEnd::Finished } else { TcpEnd::Reset };
         // One that was never open was refused, and is counted as such.
         if forward.was_open() || sight.end.is_some() {
-            self.stats.totals.tcp.ended[sight.end.unwrap_or(by_itself)] += 1;
+            let end = sight.end.unwrap_or(by_itself);
+            self.stats.totals.tcp.ended[end] += 1;
+            self.record_forward(*peer, forward, sight, end);
         }
         if let Some(state) = self.peers.get_mut(*peer)
             && let Some(counts) = sight.service.and_then(|place| state.forwards.carried.at_mut(place))
         {
             counts.open = counts.open.saturating_sub(1);
         }
+    }
+
+    /// Has the end of a forward recorded, if that is wanted.
+    fn record_forward(&self, peer: PeerId, forward: &TcpForward, sight: &Sight, end: TcpEnd) {
+        let Some(recorder) = self.hub.totals.recorder.get() else { return };
+        let Some(state) = self.peers.get(peer) else { return };
+        let service = sight.service.and_then(|place| state.forwards.carried.at(place));
+        let literal = || self.config.services.get(forward.service()? as usize)?.upstream.address();
+        let far_end = || forward.tcp().and_then(|tcp| tcp.far_end()).or_else(literal);
+        let near_end = || forward.tcp().and_then(|tcp| tcp.near_end());
+        let carried = |bytes| Carried { packets: 0, bytes };
+        let (uplink, downlink) = forward.bytes();
+        recorder.note(Ended {
+            kind: RecordKind::Tcp,
+            protocol: 6,
+            peer: Arc::clone(state.name()),
+            service: service.map(|counts| Arc::clone(&counts.service)).unwrap_or_default(),
+            opened_here: sight.client.is_some(),
+            source: sight.client,
+            destination: if sight.client.is_some() { near_end() } else { far_end() },
+            span: recorder.span(sight.since),
+            uplink: carried(uplink),
+            downlink: carried(downlink),
+            reason: end.label(),
+        });
     }
 
     /// Logs that a peer's TCP forward was not connected to the service with this index, and why. Only this end's operator learns of the

@@ -53,7 +53,7 @@ impl Worker {
         data.settle(cx, sessions.control.settlements(), tunnel.settlements());
         for id in cx.peers.ids() {
             for flow in cx.peers.get(id).map(|peer| peer.data.relay.flows.all()).unwrap_or_default() {
-                data.close_flow(cx, id, flow, now);
+                data.close_flow(cx, id, flow, None, now);
             }
             if let Some(peer) = cx.peers.get_mut(id) {
                 // The rest of the queue are IP packets, which belong to no flow.
@@ -81,6 +81,7 @@ impl Worker {
         if !self.stopped {
             self.stopped = true;
             self.count_last_of_quotas();
+            self.tunnel.record_last_packets(&self.cx.hub);
             self.cx.hub.stopped();
         }
         let telling = self.sessions.control.iter().any(|connection| connection.identity.key().is_some());

@@ -50,6 +50,7 @@ impl Worker {
         self.data.follow_names(&mut self.cx, now);
         self.tcp.count_stalled(&mut self.cx, now);
         self.tunnel.sample_rates(&mut self.cx, now);
+        self.tunnel.record_packets(&self.cx.hub, now);
         self.charge_quotas(now);
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);

@@ -53,7 +53,7 @@ impl Worker {
             tun: _,
             // Of the daemon around the workers.
             path: _, identity_key_file: _, identity_previous_key_file: _, state_dir: _, admin: _, control: _, log: _, directory: _,
-            closed: _, twins: _, notes: _,
+            closed: _, twins: _, notes: _, records: _,
             // Of all workers at once (`follow`).
             users: _,
         } = &*config;
