@@ -8,9 +8,15 @@ use ipnet::IpNet;
 /// The proxy on the way to `host`, if the environment names one that can be used.
 pub(super) fn proxy_to(host: &str) -> Option<Proxy> {
     let variable = |names: [&str; 2]| names.iter().find_map(|name| env::var(name).ok());
-    let proxy = Proxy::of_url(&variable(["https_proxy", "HTTPS_PROXY"])?)?;
+    let text = variable(["https_proxy", "HTTPS_PROXY"]).filter(|text| !text.is_empty())?;
+    let proxy = proxy_of(&text)?;
     let exempt = variable(["no_proxy", "NO_PROXY"]).unwrap_or_default();
     (!is_exempt(&exempt, host)).then_some(proxy)
+}
+
+/// The proxy of a variable, with a scheme or without one.
+fn proxy_of(text: &str) -> Option<Proxy> {
+    if text.contains("://") { Proxy::of_url(text) } else { Proxy::of_url(&format!("http://{text}")) }
 }
 
 /// Whether a list of names, addresses and prefixes has `host`; a name stands for those below it, too.
@@ -32,6 +38,14 @@ fn is_exempt(list: &str, host: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_proxy_needs_no_scheme() {
+        for text in ["proxy.example:3128", "http://proxy.example:3128"] {
+            assert_eq!(proxy_of(text), Proxy::of_url("http://proxy.example:3128"), "{text}");
+        }
+        assert_eq!(proxy_of("socks5://proxy.example:3128"), None);
+    }
 
     #[test]
     fn a_list_has_names_with_those_below_them_addresses_and_prefixes() {

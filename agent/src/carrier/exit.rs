@@ -4,10 +4,16 @@ use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use base::{clock::Clock, ids::PeerId, panics::lock};
+use base::{
+    clock::Clock,
+    ids::PeerId,
+    panics::lock,
+    token_bucket::{Allowance, Pace},
+};
+use config::MOST_WEB_CONNECTIONS;
 use data_encoding::BASE64;
 use gate::{
     Own,
@@ -18,17 +24,29 @@ use h3::websocket::ACCEPT_GUID;
 use net::carrier::{self, Accepted, PROBE_BYTES, Port, Probe};
 use ring::digest;
 
-/// Carriers that are open at a time: each is a connection of the web server.
-const MOST: usize = 1_024;
+use crate::site::turns::prefix_of;
+
+/// Carriers that are open at a time: each is a connection of the web server, of which visitors keep the other half.
+const MOST: usize = MOST_WEB_CONNECTIONS / 2;
 
 /// Carriers of one peer: twice the most lanes that it may open, which are what it needs most of.
 const MOST_OF_ONE: usize = 128;
+
+/// Of those, the ones of all clients together that open mode lets in, and of one /24 or /56 of them.
+const MOST_OF_STRANGERS: usize = MOST / 2;
+const MOST_OF_A_PREFIX: usize = 16;
+
+/// Tokens of one /24 or /56 that open nothing, before its paths are the site's for a moment: each costs the budget of all tokens one.
+const FAILURES: Pace = Pace { per_second: 5, at_once: 20 };
+
+/// Prefixes with such tokens that are remembered.
+const MOST_PREFIXES: usize = 1_024;
 
 /// Whose carriers count against one share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum Whose {
     Peer(PeerId),
-    /// Those that open mode lets in.
+    /// Those that open mode lets in, by their /24 or /56.
     At(IpAddr),
 }
 
@@ -38,6 +56,7 @@ pub(crate) struct Exit {
     tokens: Mutex<Tokens>,
     clock: Arc<dyn Clock + Send + Sync>,
     open: Mutex<HashMap<Whose, usize>>,
+    failures: Mutex<HashMap<IpAddr, Allowance>>,
 }
 
 impl Exit {
@@ -54,6 +73,7 @@ impl Exit {
             tokens: Mutex::new(tokens),
             clock,
             open: Mutex::default(),
+            failures: Mutex::default(),
         })
     }
 
@@ -70,26 +90,56 @@ impl Exit {
         probe: Option<Probe>,
     ) -> Option<Carrier> {
         let (now, unix_seconds) = (self.clock.now(), self.clock.unix_seconds());
+        let prefix = prefix_of(source.ip());
+        if lock(&self.failures).get(&prefix).is_some_and(|failures| failures.is_spent(now)) {
+            return None;
+        }
         let admits = match lock(&self.tokens).take(path, window, now, unix_seconds) {
             Ok(admits) => admits,
             Err(TokenError::Other) => return None,
             Err(error) => {
                 tracing::debug!(%source, %error, "no carrier is opened");
+                self.failed(prefix, now);
                 return None;
             }
         };
         let whose = match admits {
             Admits::Peer(peer) => Whose::Peer(peer),
-            Admits::Anyone | Admits::Paused(_) | Admits::Nobody => Whose::At(source.ip()),
+            Admits::Anyone | Admits::Paused(_) | Admits::Nobody => Whose::At(prefix),
         };
         let mut open = lock(&self.open);
-        if open.values().sum::<usize>() >= MOST || open.get(&whose).is_some_and(|open| *open >= MOST_OF_ONE) {
+        let all = |theirs: bool| -> usize {
+            open.iter()
+                .filter(|(whose, _)| !theirs || matches!(whose, Whose::At(_)))
+                .map(|(_, open)| open)
+                .sum()
+        };
+        let (most, together) = match whose {
+            Whose::Peer(_) => (MOST_OF_ONE, all(false) >= MOST),
+            Whose::At(_) => (MOST_OF_A_PREFIX, all(false) >= MOST || all(true) >= MOST_OF_STRANGERS),
+        };
+        if together || open.get(&whose).is_some_and(|open| *open >= most) {
             tracing::debug!(%source, "no carrier is opened: there are too many");
             return None;
         }
         *open.entry(whose).or_default() += 1;
         drop(open);
         Some(Carrier { accepted: self.ports.open(source, probe), whose, exit: Arc::clone(self) })
+    }
+
+    /// A token of this prefix has opened nothing.
+    fn failed(&self, prefix: IpAddr, now: Instant) {
+        let mut failures = lock(&self.failures);
+        if failures.len() >= MOST_PREFIXES {
+            // Of those that have every token again nothing needs to be known.
+            failures.retain(|_, failures| {
+                let mut copy = *failures;
+                !copy.take(FAILURES.at_once, now)
+            });
+        }
+        if failures.len() < MOST_PREFIXES || failures.contains_key(&prefix) {
+            failures.entry(prefix).or_insert_with(|| Allowance::new(FAILURES, now)).spend(1, now);
+        }
     }
 }
 

@@ -1,7 +1,5 @@
 //! Whom an exit opens carriers for.
 
-use std::time::Instant;
-
 use base::clock::ManualClock;
 use gate::{
     carrier::{NONCE_BYTES, path},
@@ -75,4 +73,39 @@ fn both_ends_have_the_same_question_which_is_no_first_packet() {
         assert_ne!(bytes, others);
     }
     assert_ne!(one.question, one.answer);
+}
+
+#[test]
+fn who_has_no_key_of_a_peer_leaves_room_for_peers() {
+    let clock = ManualClock::default();
+    let exit =
+        Exit::new(&Own::new(&identity(2)), Arc::new(Always(Admits::Anyone)), 1, Arc::new(clock.clone()));
+    clock.advance(Duration::from_secs(2));
+    let mut open = Vec::new();
+    for number in 0..2 * MOST as u16 {
+        clock.advance(Duration::from_millis(10));
+        // Ten clients of each /24.
+        let source = SocketAddr::from(([10, 0, (number / 20) as u8, (number % 10) as u8], 50_000));
+        open.extend(exit.open(&token(&clock, number), WINDOW, source, None));
+    }
+    assert_eq!(open.len(), MOST_OF_STRANGERS);
+    assert!(lock(&exit.open).values().all(|open| *open <= MOST_OF_A_PREFIX));
+}
+
+#[test]
+fn tokens_of_one_prefix_that_open_nothing_leave_the_budget_to_others() {
+    let clock = ManualClock::default();
+    let allowlist = Arc::new(Always(Admits::Peer(PeerId(3))));
+    let exit = Exit::new(&Own::new(&identity(2)), allowlist, 1, Arc::new(clock.clone()));
+    clock.advance(Duration::from_secs(2));
+    let [bad, other] = ["192.0.2.7:50000", "198.51.100.7:50000"].map(|source| source.parse().unwrap());
+    let used = token(&clock, 0);
+    drop(exit.open(&used, WINDOW, other, None).unwrap());
+    for _ in 0..10_000 {
+        assert!(exit.open(&used, WINDOW, bad, None).is_none());
+    }
+    assert!(exit.open(&token(&clock, 1), WINDOW, bad, None).is_none(), "its share is used up");
+    assert!(exit.open(&token(&clock, 2), WINDOW, other, None).is_some());
+    clock.advance(Duration::from_secs(1));
+    assert!(exit.open(&token(&clock, 3), WINDOW, bad, None).is_some(), "it comes back");
 }

@@ -24,12 +24,12 @@ pub(crate) async fn relay(socket: &UdpSocket, datagrams: &Datagrams, grant: &Gra
     loop {
         tokio::select! {
             payload = std::future::poll_fn(|cx| datagrams.poll_from_user(cx)) => {
-                let outcome = if grant.lets_pass(Direction::FromUser, payload.len()) {
+                let mut sent = Sent { datagrams, outcome: Err(Dropped::Ended) };
+                sent.outcome = if grant.lets_pass(Direction::FromUser, payload.len()) {
                     send(socket, &payload).await
                 } else {
                     Err(Dropped::OverRate)
                 };
-                datagrams.was_sent(outcome);
             }
             received = socket.recv(&mut buffer) => {
                 // An error is about a datagram that was sent before, as ICMP tells of it.
@@ -42,6 +42,18 @@ pub(crate) async fn relay(socket: &UdpSocket, datagrams: &Datagrams, grant: &Gra
             () = &mut idle => return,
         }
         idle.as_mut().reset(Instant::now() + IDLE);
+    }
+}
+
+/// A payload on its way, which counts also where the session ends meanwhile.
+struct Sent<'d> {
+    datagrams: &'d Datagrams,
+    outcome: Result<usize, Dropped>,
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.datagrams.was_sent(self.outcome);
     }
 }
 

@@ -111,6 +111,11 @@ fn a_count_that_cannot_be_set_is_refused_and_one_that_cannot_be_read_is_reported
     fs::write(exit.config(), config).unwrap();
     fs::write(exit.folder().join("state/quotas"), "entry 700 99999999999\nentry seventy 0\n").unwrap();
     exit.start();
-    exit.wait_for_log(&["not all that peers have carried", "line 2 is no count", "(remedy: "]);
+    exit.wait_for_log(&[
+        "not all that peers have carried",
+        "line 2 is no count",
+        "quotas.broken",
+        "(remedy: ",
+    ]);
     wait_for_quota(exit, "used_bytes", 700);
 }

@@ -3,12 +3,14 @@
     attacker.py VERB PORT CREDENTIALS     CREDENTIALS are those of a user, for the attacks of users
 """
 
+import os
 import socket
 import ssl
 import struct
 import sys
 import threading
 import time
+import traceback
 
 import hpack
 
@@ -169,7 +171,14 @@ def user_unread(port, credentials):
     client.reset()
 
 
+def failed(args):
+    """An attack that cannot take place is no attack."""
+    traceback.print_exception(args.exc_type, args.exc_value, args.exc_traceback)
+    os._exit(1)
+
+
 if __name__ == "__main__":
+    threading.excepthook = failed
     verb, port, credentials = sys.argv[1:]
     more = [credentials] if verb.startswith("user_") else []
     # A daemon: a write that waits does not keep the process.

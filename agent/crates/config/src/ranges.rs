@@ -33,6 +33,9 @@ pub(super) fn expand<'t>(root: &mut DeTable<'t>, whole: &At, report: &mut Report
         if !tables.iter().any(|table| is_ranged(table.get_ref(), ports)) {
             continue;
         }
+        if section == "service" {
+            names(tables, whole, report);
+        }
         let mut expanded = DeArray::new();
         for (index, table) in std::mem::replace(tables, DeArray::new()).into_iter().enumerate() {
             let length = length(table.get_ref(), ports).unwrap_or_else(|Bad { problem, remedy }| {
@@ -47,6 +50,27 @@ pub(super) fn expand<'t>(root: &mut DeTable<'t>, whole: &At, report: &mut Report
             }
         }
         *tables = expanded;
+    }
+}
+
+/// Reports services that would be taken for one of a range, or whose name is that of one.
+fn names(tables: &DeArray<'_>, whole: &At, report: &mut Report) {
+    let ranged = |table: &DeValue<'_>| is_ranged(table, "upstream");
+    let of_ranges: Vec<&str> = tables
+        .iter()
+        .map(Spanned::get_ref)
+        .filter(|table| ranged(table))
+        .filter_map(|table| texts(table, "name").next())
+        .collect();
+    for (index, table) in tables.iter().enumerate().filter(|(_, table)| !ranged(table.get_ref())) {
+        let Some(own) = texts(table.get_ref(), "name").next() else { continue };
+        let base = own.rsplit_once('.').filter(|(_, place)| place.bytes().all(|byte| byte.is_ascii_digit()));
+        let base = base.map_or(own, |(base, _)| base);
+        if of_ranges.contains(&base) {
+            let at = whole.key("service", None).element(index, table.span());
+            let problem = format!("{own:?} would be taken for the range of ports that is called {base:?}");
+            report.add(&at.key("name", span(table.get_ref(), "name")), problem, "choose another name");
+        }
     }
 }
 
@@ -237,6 +261,11 @@ mod tests {
         let unknown =
             problems(&format!("{}{PEER}services = [\"games.3\", \"game\"]\n", service("\"10.0.0.5:1-3\"")));
         assert!(unknown.len() == 2 && unknown[0].contains("\"games.3\""), "{unknown:?}");
+        for other in ["games", "games.3"] {
+            let other = format!("[[service]]\nname = \"{other}\"\nupstream = \"127.0.0.1:22\"\n");
+            let found = problems(&format!("{}{other}", service("\"10.0.0.5:1-3\"")));
+            assert!(found.len() == 1 && found[0].contains("service[1].name"), "{found:?}");
+        }
         let named_twice =
             problems(&format!("{}{PEER}services = [\"games\", \"games\"]\n", service("\"10.0.0.5:1-3\"")));
         assert!(named_twice.len() == 1 && named_twice[0].contains("named twice"), "{named_twice:?}");

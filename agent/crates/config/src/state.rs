@@ -244,6 +244,7 @@ pub fn check_table(
     let mut root = section::Table::new(At::file(PeerOrigin::State), entries.as_ref());
     let tables = root.tables("peer", &mut checks.report);
     checks.read_peers(tables, around, &mut peers);
+    checks.inner_addresses(&[], &config.http, config.tun.as_ref(), &peers[known.len()..], &root.at);
     if let Some(tun) = &config.tun {
         checks.collisions(tun, config.transport.mark);
     }

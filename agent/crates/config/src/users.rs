@@ -211,10 +211,11 @@ impl Checks {
             self.report.note(root, "http.pool has no effect without a TUN device", remedy);
         }
         for pool in &http.pool {
-            let inside = |net: &&IpNet| pool.contains(*net);
-            if let Some((peer, net)) =
-                peers.iter().find_map(|peer| Some((peer, peer.allowed_ips.iter().find(inside)?)))
-            {
+            let inside = |peer: &Peer| {
+                let next_hops = peer.addresses.iter().copied().map(IpNet::from);
+                peer.allowed_ips.iter().copied().chain(next_hops).find(|net| pool.contains(net))
+            };
+            if let Some((peer, net)) = peers.iter().find_map(|peer| Some((peer, inside(peer)?))) {
                 let problem = format!("{net} of the peer {:?} lies in http.pool, {pool}", peer.name);
                 self.report.add(
                     &at("http.pool", PeerOrigin::Config),

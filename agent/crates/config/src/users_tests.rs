@@ -76,6 +76,19 @@ fn inner_addresses_of_the_state_file_are_checked_when_they_are_set() {
         let said = state::users(&config, &ben(address)).unwrap_err().to_string();
         assert!(said.contains(wrong), "{said}");
     }
+    let peer = |prefix: &str| {
+        let keys = [
+            ("name", "lan".into()),
+            ("public_key", "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA".into()),
+            ("allowed_ips", vec![prefix].into()),
+        ];
+        let table =
+            keys.into_iter().map(|(key, value): (&str, toml::Value)| (key.to_owned(), value)).collect();
+        state::check_table(&config, &[], &[], table)
+    };
+    peer("10.9.3.0/28").unwrap();
+    let said = peer("10.9.1.0/28").unwrap_err().to_string();
+    assert!(said.contains("lies in http.pool"), "{said}");
 }
 
 #[test]

@@ -117,12 +117,13 @@ impl QuotaBook {
         text
     }
 
-    /// Takes over the counts of a file, up to the first line that is no count.
+    /// Takes over the counts of a file, without the lines that are none.
     ///
     /// # Errors
-    /// The number of that line, from 1 on.
+    /// The number of the first such line, from 1 on.
     pub fn restore(&self, text: &str) -> Result<(), usize> {
         let mut counts = lock(&self.counts);
+        let mut wrong = None;
         for (place, line) in text.lines().enumerate().filter(|(_, line)| !line.starts_with('#')) {
             let mut words = line.split_ascii_whitespace();
             let (name, bytes, begins) = (words.next(), words.next(), words.next());
@@ -130,14 +131,16 @@ impl QuotaBook {
             let (Some(name), Some(bytes), Some(begins), None) =
                 (name, number(bytes), number(begins), words.next())
             else {
-                return Err(place + 1);
+                wrong.get_or_insert(place + 1);
+                continue;
             };
             if counts.len() >= MOST_NAMES {
-                return Err(place + 1);
+                wrong.get_or_insert(place + 1);
+                break;
             }
             counts.insert(name.into(), Count { bytes, begins });
         }
-        Ok(())
+        wrong.map_or(Ok(()), Err)
     }
 }
 

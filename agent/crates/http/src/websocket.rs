@@ -145,13 +145,15 @@ pub struct Reader {
     at: usize,
     /// The pieces of a message that has not ended.
     message: Option<Vec<u8>>,
+    /// The last one that has ended.
+    whole: Vec<u8>,
 }
 
 impl Reader {
     /// A reader at this end of a connection.
     #[must_use]
     pub fn new(role: Role) -> Self {
-        Self { role, bytes: Vec::new(), at: 0, message: None }
+        Self { role, bytes: Vec::new(), at: 0, message: None, whole: Vec::new() }
     }
 
     /// Where bytes that come are appended, after all that can be read was read: it holds no more than one frame then.
@@ -185,7 +187,6 @@ impl Reader {
                 PONG => {}
                 _ => {
                     if self.is_whole(head, payload.clone())? {
-                        // A message in pieces was put together behind what was read.
                         return Ok(Some(Event::Packet(match self.message.is_some() {
                             true => self.put_together(),
                             false => &self.bytes[payload],
@@ -212,14 +213,10 @@ impl Reader {
         Ok(head.is_final)
     }
 
-    /// Puts a message that came in pieces where frames are read from, as if it had come in one.
+    /// A message that came in pieces.
     fn put_together(&mut self) -> &[u8] {
-        let message = self.message.take().unwrap_or_default();
-        let rest = self.bytes.split_off(self.at);
-        self.bytes = message;
-        self.at = self.bytes.len();
-        self.bytes.extend_from_slice(&rest);
-        &self.bytes[..self.at]
+        self.whole = self.message.take().unwrap_or_default();
+        &self.whole
     }
 
     /// The head of the next frame, checked as far as it goes; nothing while it is not whole.

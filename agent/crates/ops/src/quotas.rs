@@ -1,6 +1,7 @@
 //! The file of what peers with a quota have carried, `quotas` in the state folder.
 
 use std::{
+    fs,
     io::{self, ErrorKind, Write as _},
     path::{Path, PathBuf},
 };
@@ -12,14 +13,17 @@ use net::folder;
 /// The name of the file in `identity.state_dir`.
 const FILE_NAME: &str = "quotas";
 
+/// What a file becomes of which not everything could be read: the next counts replace it.
+const BROKEN_NAME: &str = "quotas.broken";
+
 /// Why the counts could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaFileError {
     /// The file is there, and cannot be read.
-    #[error("{}: {cause} (remedy: let the daemon read it, or remove it: the counts of this month are then lost)", path.display())]
+    #[error("{}: {cause}; the file is now {BROKEN_NAME}", path.display())]
     Unreadable { path: PathBuf, cause: io::Error },
     /// A line is not one that we write.
-    #[error("{}: line {line} is no count (remedy: remove the line, or the file: the counts of this month are then lost)", path.display())]
+    #[error("{}: line {line} is no count; the file is now {BROKEN_NAME}", path.display())]
     Broken { path: PathBuf, line: usize },
 }
 
@@ -32,11 +36,17 @@ pub fn restore(book: &QuotaBook, state_dir: &Path) -> Result<(), QuotaFileError>
         return Ok(());
     }
     let path = state_dir.join(FILE_NAME);
-    match files::read_text(&path, files::MOST_TEXT) {
-        Ok(text) => book.restore(&text).map_err(|line| QuotaFileError::Broken { path, line }),
-        Err(cause) if cause.kind() == ErrorKind::NotFound => Ok(()),
-        Err(cause) => Err(QuotaFileError::Unreadable { path, cause }),
-    }
+    let error = match files::read_text(&path, files::MOST_TEXT) {
+        Ok(text) => match book.restore(&text) {
+            Ok(()) => return Ok(()),
+            Err(line) => QuotaFileError::Broken { path: path.clone(), line },
+        },
+        Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(cause) => QuotaFileError::Unreadable { path: path.clone(), cause },
+    };
+    // Where that fails, the next counts cannot be written, either.
+    fs::rename(&path, state_dir.join(BROKEN_NAME)).ok();
+    Err(error)
 }
 
 /// Writes the counts, if they have changed, whole or not at all.
@@ -84,9 +94,16 @@ mod tests {
         let again = QuotaBook::default();
         restore(&again, folder.path()).expect("it is read");
         assert_eq!(again.view("b", &quota, 1_769_904_000).used, 70);
-        std::fs::write(&path, "b 70 1769904000\nb seventy 0\n").expect("there is room");
-        let broken = restore(&QuotaBook::default(), folder.path()).expect_err("line 2");
-        assert!(broken.to_string().contains("line 2 is no count (remedy: "), "{broken}");
+        let text = "b seventy 0\nc 70 1769904000\n";
+        fs::write(&path, text).expect("there is room");
+        let again = QuotaBook::default();
+        let broken = restore(&again, folder.path()).expect_err("line 1");
+        assert!(broken.to_string().contains("line 1 is no count; the file is now quotas.broken"), "{broken}");
+        // The other lines count, and what the next counts replace is kept.
+        assert_eq!(again.view("c", &quota, 1_769_904_000).used, 70);
+        save(&again, folder.path()).expect("there is room");
+        let kept = fs::read_to_string(folder.path().join(BROKEN_NAME)).expect("it is kept");
+        assert_eq!(kept, text);
     }
 
     #[test]
@@ -120,7 +137,7 @@ mod tests {
         let book = QuotaBook::default();
         book.charge(&Arc::from("b"), &quota, 70, 1_769_904_000);
         save(&book, &state).expect_err("there is no folder");
-        std::fs::create_dir(&state).expect("there is room");
+        fs::create_dir(&state).expect("there is room");
         save(&book, &state).expect("now there is");
         assert!(state.join(FILE_NAME).exists());
         save(&QuotaBook::default(), Path::new("")).expect("nothing is kept without a state folder");

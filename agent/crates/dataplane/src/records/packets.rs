@@ -67,6 +67,10 @@ impl Sum {
         Self { peer: Arc::clone(peer), since: now, last: now, uplink: none, downlink: none }
     }
 
+    fn is_empty(&self) -> bool {
+        self.uplink.packets + self.downlink.packets == 0
+    }
+
     #[inline]
     fn add(&mut self, way: Way, packets: u64, bytes: u64, now: Instant) {
         self.last = now;
@@ -234,6 +238,11 @@ impl PacketTable {
                 None => least.push((entry.sum.bytes(), place)),
                 Some(reason) => {
                     let Entry { key, opened_here, sum } = &*entry;
+                    // Nothing came since its last record.
+                    if sum.is_empty() {
+                        self.remove(place);
+                        continue;
+                    }
                     recorder.note(sum.ended(Some((key, *opened_here)), reason, recorder));
                     recorded += 1;
                     if reason == "active" {
