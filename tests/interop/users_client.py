@@ -72,9 +72,14 @@ class Client(QuicConnectionProtocol):
         return stream
 
     async def headers(self, stream):
-        kind, headers = await self.next(stream)
-        assert kind == "headers", (kind, headers)
-        return headers
+        # Datagrams may overtake the answer (RFC 9297, section 2.1): they are kept for whoever asks next.
+        early = []
+        while (event := await self.next(stream))[0] == "datagram":
+            early.append(event)
+        for event in early:
+            self.of(stream).put_nowait(event)
+        assert event[0] == "headers", event
+        return event[1]
 
     async def status(self, stream):
         return int(dict(await self.headers(stream))[b":status"])
