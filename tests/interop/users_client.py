@@ -76,8 +76,8 @@ class Client(QuicConnectionProtocol):
         early = []
         while (event := await self.next(stream))[0] == "datagram":
             early.append(event)
-        for event in early:
-            self.of(stream).put_nowait(event)
+        for datagram in early:
+            self.of(stream).put_nowait(datagram)
         assert event[0] == "headers", event
         return event[1]
 
