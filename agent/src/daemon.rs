@@ -68,6 +68,9 @@ pub const STOP_DEADLINE: Duration = Duration::from_millis(300);
 /// How long threads that were told to end are waited for beyond that, before the process ends without them.
 const THREADS_WITHIN: Duration = Duration::from_millis(500);
 
+/// How long files are waited for after that: a busy disk takes a second to write one.
+const FILES_WITHIN: Duration = Duration::from_secs(2);
+
 /// An agent that runs, with its threads and sockets.
 pub struct Daemon {
     workers: Vec<WorkerThread>,
@@ -108,7 +111,9 @@ impl Daemon {
         let hub = Hub::new(workers, config.peers.len(), now);
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
         metrics.show_users(&hub.users);
-        let quotas = QuotaKeeper::start(&hub.quotas, config.state_dir.clone())?;
+        let quotas = QuotaKeeper::start(&hub, config.state_dir.clone())?;
+        hub.uplinks.begin(&config.transport.uplinks, SystemClock.unix_seconds());
+        metrics.show_lines(&hub.uplinks);
         let records = RecordsKeeper::start(&config.records, &hub, &metrics)?;
         let registry = registry_of(&config, identity, &hub);
         let certificate = Arc::new(TlsIdentity::new(identity).context("cannot make a certificate")?);
@@ -118,7 +123,7 @@ impl Daemon {
         let ended = Arc::new(Mutex::new(Some(ended)));
         let (tunnel, mut queues) = open_tunnel(&config, &registry, &snapshots, &health, workers)?;
         let interfaces = open_interfaces(&config);
-        let carriers = AllCarriers::new(&config, &registry, identity, &own);
+        let carriers = AllCarriers::new(&config, &registry, identity, &own, &metrics.visitors);
         let web_server = WebServer::new(web_server::start(&metrics, &hub.users, &carriers.exit));
         let web_sockets = web_server.open(&config)?;
         let mut threads = Vec::new();
@@ -214,8 +219,8 @@ impl Daemon {
         Summary { peers: self.running.registry.list().len(), ..self.running.snapshots.summary() }
     }
 
-    /// Stops: sends what waits, tells the peers, and returns what was published last. Nobody is waited for beyond [`STOP_DEADLINE`] and
-    /// [`THREADS_WITHIN`]: what still hangs then ends with the process.
+    /// Stops: sends what waits, tells the peers, and returns what was published last. Nobody is waited for beyond [`STOP_DEADLINE`],
+    /// [`THREADS_WITHIN`] and [`FILES_WITHIN`]: what still hangs then ends with the process.
     ///
     /// # Errors
     /// A thread that panicked.
@@ -225,6 +230,7 @@ impl Daemon {
             control.close();
         }
         self.running.web_server.close();
+        self.running.hub.users.stops();
         for worker in &self.workers {
             if !worker.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
                 tracing::error!("a worker takes no commands");
@@ -243,12 +249,14 @@ impl Daemon {
             drop(tunnel);
         }
         drop(self.control);
-        let left = ended.context("a worker panicked")?
-            + join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN)
-                .context("the admin server panicked")?;
-        self.quotas.stop();
+        let admin = join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN);
+        self.running.hub.users.record_open();
         let records = self.records.into_iter().map(RecordsKeeper::stop);
-        let left = left + join_all(records, THREADS_WITHIN).context("the writer of records panicked")?;
+        let files = join_all(records.chain([self.quotas.stop()]), FILES_WITHIN);
+        // Whoever has panicked, what can be written is written before it is said.
+        let left = ended.context("a worker panicked")?
+            + admin.context("the admin server panicked")?
+            + files.context("a writer of files panicked")?;
         if left > 0 {
             tracing::warn!(
                 threads = left,
@@ -282,18 +290,19 @@ fn log_ready(
 /// Waits for threads to end; returns how many have not ended `within` the time.
 ///
 /// # Errors
-/// One of them has panicked.
+/// One of them has panicked; the others have ended, or their time is over.
 fn join_all(threads: impl Iterator<Item = JoinHandle<()>>, within: Duration) -> anyhow::Result<usize> {
     const LOOK: Duration = Duration::from_millis(1);
 
     let until = SystemClock.now() + within;
     let mut threads: Vec<_> = threads.collect();
+    let mut panicked = false;
     loop {
         for ended in threads.extract_if(.., |thread| thread.is_finished()) {
-            ended.join().map_err(|_| anyhow!("see the log"))?;
+            panicked |= ended.join().is_err();
         }
         if threads.is_empty() || SystemClock.now() >= until {
-            return Ok(threads.len());
+            return if panicked { Err(anyhow!("see the log")) } else { Ok(threads.len()) };
         }
         thread::sleep(LOOK);
     }

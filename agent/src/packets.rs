@@ -6,20 +6,23 @@ use base::clock::{Clock, SystemClock};
 use engine::control::web::{Datagrams, Exchange, refused};
 use h3::message::Response;
 use users::{
-    Grant,
+    Grant, Session,
     account::Refusal,
     ip::{IpSession, Next, scope::Scope},
+    session::{SessionEnd, SessionKind},
 };
 
 /// Serves a session to its end.
 pub(crate) async fn serve(
     grant: &Grant,
+    place: &Session,
     scope: Scope,
     client: SocketAddr,
     exchange: &Exchange,
     datagrams: Option<&Datagrams>,
 ) {
-    let account = grant.account();
+    let account = place.account();
+    let asked = scope.to_string();
     let opened = async {
         let datagrams = datagrams.ok_or(Refusal::Protocol)?;
         let link = datagrams.link().ok_or(Refusal::Protocol)?;
@@ -37,12 +40,15 @@ pub(crate) async fn serve(
         }
         Ok((session, capsules)) => {
             tracing::debug!(user = account.name(), %client, "a user has inner addresses");
+            place.opens(SessionKind::Packets, client, &asked, None);
             let mut response = Response::new(200);
             // RFC 9484 §4.5.
             response.fields.push("capsule-protocol", "?1".as_bytes()).expect("a field of ours");
             exchange.answer(response);
             exchange.answer_content(capsules.into());
-            if let Some(refusal) = until_over(session, exchange).await {
+            let end = until_over(session, exchange).await;
+            place.ends(end);
+            if let SessionEnd::Ended(refusal) = end {
                 account.refused(refusal);
                 tracing::debug!(user = account.name(), %client, reason = refusal.label(), "a user's session of IP packets is ended");
             }
@@ -54,15 +60,16 @@ pub(crate) async fn serve(
     exchange.answer_end();
 }
 
-/// Sends what a session has to say; the reason if it was ended for one.
-async fn until_over(mut session: IpSession, exchange: &Exchange) -> Option<Refusal> {
+/// Sends what a session has to say; why it is over.
+async fn until_over(mut session: IpSession, exchange: &Exchange) -> SessionEnd {
     loop {
         let next = tokio::select! {
             next = session.next(|| SystemClock.unix_seconds()) => next,
             content = std::future::poll_fn(|cx| exchange.poll_content(cx)) => match content {
                 // Capsules do not come by here.
                 Ok(Some(_)) => continue,
-                Ok(None) | Err(_) => return None,
+                Ok(None) => return SessionEnd::Finished,
+                Err(_) => return SessionEnd::Reset,
             },
         };
         match next {
@@ -70,13 +77,13 @@ async fn until_over(mut session: IpSession, exchange: &Exchange) -> Option<Refus
                 let room = std::future::poll_fn(|cx| Poll::Ready(exchange.poll_room(cx))).await;
                 match room {
                     Poll::Ready(Ok(())) => {}
-                    Poll::Ready(Err(_)) => return None,
+                    Poll::Ready(Err(_)) => return SessionEnd::Reset,
                     // Who asks and does not read.
-                    Poll::Pending => return Some(Refusal::Capsules),
+                    Poll::Pending => return SessionEnd::Ended(Refusal::Capsules),
                 }
                 exchange.answer_content(capsules.into());
             }
-            Next::End(reason) => return reason,
+            Next::End(reason) => return reason.map_or(SessionEnd::Revoked, SessionEnd::Ended),
         }
     }
 }

@@ -32,6 +32,7 @@ use users::{
     account::{Account, Place, Refusal},
     policy::Transport,
     rate::Direction,
+    session::SessionEnd,
     target::Target,
 };
 
@@ -106,6 +107,8 @@ enum Broken {
     Abandoned,
     /// The connection to the target broke off.
     Target,
+    /// The user may not go on.
+    Revoked,
 }
 
 impl From<Abandoned> for Broken {
@@ -122,15 +125,14 @@ impl From<io::Error> for Broken {
 
 /// Serves a request to its end; whether the worker was told of it.
 async fn one(tunnel: Tunnel) -> bool {
-    let Tunnel { grant, session: _session, client, asked, exchange, datagrams } = tunnel;
+    let Tunnel { grant, session, client, asked, exchange, datagrams } = tunnel;
     let (target, transport) = match asked {
         Asked::Port(target, transport) => (target, transport),
         Asked::Packets(scope) => {
-            packets::serve(&grant, scope, client, &exchange, datagrams.as_deref()).await;
+            packets::serve(&grant, &session, scope, client, &exchange, datagrams.as_deref()).await;
             return true;
         }
     };
-    let account = Arc::clone(grant.account());
     let opened = async {
         match transport {
             Transport::Tcp => grant.open_tcp(&target).await.map(Opened::Tcp),
@@ -141,15 +143,23 @@ async fn one(tunnel: Tunnel) -> bool {
         opened = opened => opened,
         _ = std::future::poll_fn(|cx| exchange.poll_abandoned(cx)) => return true,
     };
-    let session = Session { grant: &grant, target: &target, exchange: &exchange, account: &account };
+    let account = session.account();
+    let served = Served { grant: &grant, target: &target, exchange: &exchange, account };
+    let opens = |address| session.opens(transport.into(), client, &target, Some(address));
     match (opened, datagrams) {
         (Err(refusal), _) => {
-            refuse(&exchange, &account, client, &target, refusal);
+            refuse(&exchange, account, client, &target, refusal);
             true
         }
-        (Ok(Opened::Tcp(open)), _) => session.tcp(open).await,
+        (Ok(Opened::Tcp(open)), _) => {
+            opens(open.address);
+            let (end, is_told) = served.tcp(open).await;
+            session.ends(end);
+            is_told
+        }
         (Ok(Opened::Udp(open)), Some(datagrams)) => {
-            session.udp(open, &datagrams).await;
+            opens(open.address);
+            session.ends(served.udp(open, &datagrams).await);
             true
         }
         (Ok(Opened::Udp(_)), None) => false,
@@ -168,17 +178,17 @@ fn refuse(exchange: &Exchange, account: &Account, client: SocketAddr, target: &T
     exchange.answer_end();
 }
 
-struct Session<'s> {
+struct Served<'s> {
     grant: &'s Grant,
     target: &'s Target,
     exchange: &'s Exchange,
     account: &'s Account,
 }
 
-impl Session<'_> {
+impl Served<'_> {
     /// Carries bytes both ways. Each direction ends by itself; what breaks off resets the other side (RFC 9114 §4.4). False if that was
-    /// the target, of which the worker is to be told.
-    async fn tcp(&self, open: Open<TcpStream>) -> bool {
+    /// the target, or the user may not go on, of which the worker is to be told.
+    async fn tcp(&self, open: Open<TcpStream>) -> (SessionEnd, bool) {
         let Open { mut socket, address } = open;
         tracing::debug!(user = self.account.name(), %address, "a user's connection is open");
         self.exchange.answer(Response::new(200));
@@ -211,7 +221,7 @@ impl Session<'_> {
             };
             tokio::select! {
                 ended = async { tokio::try_join!(up, down) } => ended.map(drop),
-                () = self.over(Transport::Tcp, address) => Err(Broken::Target),
+                () = self.over(Transport::Tcp, address) => Err(Broken::Revoked),
                 abandoned = std::future::poll_fn(|cx| self.exchange.poll_abandoned(cx)) => Err(abandoned.into()),
             }
         };
@@ -219,11 +229,16 @@ impl Session<'_> {
             // The target learns of it by a reset.
             let _best_effort = SockRef::from(&socket).set_linger(Some(Duration::ZERO));
         }
-        !matches!(ended, Err(Broken::Target))
+        match ended {
+            Ok(()) => (SessionEnd::Finished, true),
+            Err(Broken::Abandoned) => (SessionEnd::Reset, true),
+            Err(Broken::Target) => (SessionEnd::Reset, false),
+            Err(Broken::Revoked) => (SessionEnd::Revoked, false),
+        }
     }
 
     /// Carries datagrams both ways until the client ends the stream or nothing has come for a while.
-    async fn udp(&self, open: Open<UdpSocket>, datagrams: &Datagrams) {
+    async fn udp(&self, open: Open<UdpSocket>, datagrams: &Datagrams) -> SessionEnd {
         let Open { socket, address } = open;
         tracing::debug!(user = self.account.name(), %address, "a user's datagrams have a socket");
         let mut response = Response::new(200);
@@ -231,15 +246,22 @@ impl Session<'_> {
         response.fields.push("capsule-protocol", "?1".as_bytes()).expect("a field of ours");
         self.exchange.answer(response);
         let ended = async {
-            while let Ok(Some(_)) = std::future::poll_fn(|cx| self.exchange.poll_content(cx)).await {}
+            loop {
+                match std::future::poll_fn(|cx| self.exchange.poll_content(cx)).await {
+                    Ok(Some(_)) => {}
+                    Ok(None) => return SessionEnd::Finished,
+                    Err(_) => return SessionEnd::Reset,
+                }
+            }
         };
-        tokio::select! {
-            () = relay(&socket, datagrams, self.grant, || self.exchange.tell_worker()) => {}
-            () = ended => {}
-            () = self.over(Transport::Udp, address) => {}
-        }
+        let end = tokio::select! {
+            () = relay(&socket, datagrams, self.grant, || self.exchange.tell_worker()) => SessionEnd::Idle,
+            end = ended => end,
+            () = self.over(Transport::Udp, address) => SessionEnd::Revoked,
+        };
         datagrams.close();
         self.exchange.answer_end();
+        end
     }
 
     async fn over(&self, transport: Transport, address: SocketAddr) {

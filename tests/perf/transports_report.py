@@ -187,7 +187,7 @@ def page(answer):
     head = (
         "# Measured: transports of messages\n\n"
         f"Written by `tests/perf/transports{option(answer)} --docs`; how to read them is in "
-        "[performance/transports.md](../performance/transports.md). Each cell is the median of the rounds (lowest to highest)."
+        "[a page of its own](messages.md). Each cell is the median of the rounds (lowest to highest)."
     )
     plots = "\n\n".join(f"![{title}](../performance/{name}.svg)" for name, title, suites, *_ in PLOTS if set(suites) & {run["suite"] for run in answer["runs"]})
     return f"{head}\n\n{markdown(answer)}\n\n## Plots\n\n{plots}\n"

@@ -1,7 +1,7 @@
 //! From a URL to a WebSocket: the addresses of a name, a proxy on the way, TLS, and a token in the path of an upgrade.
 
 use std::{
-    io,
+    fmt, io,
     net::{IpAddr, SocketAddr},
     sync::Arc,
     time::Duration,
@@ -62,8 +62,8 @@ pub(crate) enum DialError {
     Name { host: String, error: io::Error },
     #[error("no connection to {at}: {error}")]
     Connect { at: String, error: io::Error },
-    #[error("the proxy {at} answers {status}")]
-    Proxy { at: String, status: u16 },
+    #[error("the proxy {at} answers {status}{said}")]
+    Proxy { at: String, status: u16, said: Said },
     #[error("the certificates of authorities cannot be read: {0}")]
     Roots(io::Error),
     #[error("TLS: {0}")]
@@ -74,12 +74,25 @@ pub(crate) enum DialError {
     Io(#[from] io::Error),
     #[error("the answer is not one of HTTP/1.1")]
     Head,
-    #[error("the web server answers {0}, and opens no carrier")]
-    Refused(u16),
+    #[error("the web server answers {status}{said}, and opens no carrier")]
+    Refused { status: u16, said: Said },
     #[error("no token can be made: {0}")]
     Token(#[from] KnockError),
     #[error("the peer has no key to which a token can be made")]
     Key,
+}
+
+/// What an answer tells of whoever has given it, where something on the way may have: where it sends us, or what it calls itself.
+#[derive(Debug, Default)]
+pub(crate) struct Said(Option<(&'static str, String)>);
+
+impl fmt::Display for Said {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.0 {
+            Some((field, value)) => write!(formatter, " ({field}: {value})"),
+            None => Ok(()),
+        }
+    }
 }
 
 impl DialError {
@@ -97,7 +110,7 @@ impl DialError {
                 "if the name is right and the certificate is not from a known authority, set peer.ca_file; \
                  something on the way may answer in place of the exit"
             }
-            Self::Head | Self::Refused(_) => {
+            Self::Head | Self::Refused { .. } => {
                 "is it the exit's web server, is our key among its peers, are the clocks right, and does a server in front \
                  pass WebSockets on?"
             }
@@ -123,7 +136,7 @@ pub(crate) async fn open(target: Target, own: &AgreementKey) -> Result<Opened, D
         let mut refused = DialError::Key;
         for key in keys.iter().cycle().take(tries) {
             match open_once(&target, own, key).await {
-                Err(error @ DialError::Refused(_)) => refused = error,
+                Err(error @ DialError::Refused { .. }) => refused = error,
                 done => return done,
             }
         }
@@ -215,7 +228,7 @@ async fn through(proxy: &Proxy, host: &str, port: u16, mark: u32) -> Result<TcpS
     let (head, rest) = answer(&mut stream).await?;
     let status = head.status().ok_or(DialError::Head)?;
     if !(200..300).contains(&status) {
-        return Err(DialError::Proxy { at: proxy.at.to_string(), status });
+        return Err(DialError::Proxy { at: proxy.at.to_string(), status, said: head.said() });
     }
     // TLS begins with the client.
     if rest.is_empty() { Ok(stream) } else { Err(DialError::Head) }
@@ -250,7 +263,7 @@ async fn upgraded<S: AsyncRead + AsyncWrite + Unpin>(
     let (head, first) = answer(stream).await?;
     let status = head.status().ok_or(DialError::Head)?;
     if status != 101 {
-        return Err(DialError::Refused(status));
+        return Err(DialError::Refused { status, said: head.said() });
     }
     let is_websocket = head.field("upgrade").is_some_and(|value| value.eq_ignore_ascii_case("websocket"));
     if !is_websocket || head.field("sec-websocket-accept") != Some(&exit::accept(key.as_bytes())) {
@@ -268,6 +281,16 @@ impl Head {
         let line = self.0.lines().next()?;
         let rest = line.strip_prefix("HTTP/1.")?;
         rest.split(' ').nth(1)?.parse().ok().filter(|status| (100..600).contains(status))
+    }
+
+    /// What tells most of whoever has answered, cut to a line.
+    fn said(&self) -> Said {
+        const MOST_CHARS: usize = 120;
+        let told = ["location", "server", "via"].into_iter().find_map(|name| Some((name, self.field(name)?)));
+        let shown = |value: &str| {
+            value.chars().filter(|one| one.is_ascii_graphic() || *one == ' ').take(MOST_CHARS).collect()
+        };
+        Said(told.map(|(name, value)| (name, shown(value))))
     }
 
     /// The value of a field whose name is `name` in lower case.

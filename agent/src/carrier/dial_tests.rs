@@ -113,7 +113,9 @@ async fn a_proxy_is_asked_for_the_host_with_its_password() {
             while !asked.ends_with(b"\r\n\r\n") {
                 assert!(stream.read_buf(&mut asked).await.unwrap() > 0);
             }
-            stream.write_all(format!("HTTP/1.1 {answer}\r\n\r\n").as_bytes()).await.unwrap();
+            let answer =
+                format!("HTTP/1.1 {answer}\r\nServer: box\r\nLocation: http://portal/\x1b[2J\r\n\r\n");
+            stream.write_all(answer.as_bytes()).await.unwrap();
             String::from_utf8(asked).unwrap()
         };
         let (asked, outcome) = tokio::join!(serves, through(&proxy, "2001:db8::1", 443, 0));
@@ -124,7 +126,11 @@ async fn a_proxy_is_asked_for_the_host_with_its_password() {
         );
         match (outcome, status) {
             (Ok(_), None) => {}
-            (Err(DialError::Proxy { status: said, .. }), Some(status)) => assert_eq!(said, status),
+            (Err(error @ DialError::Proxy { .. }), Some(status)) => {
+                // Nothing in it writes to a terminal.
+                let said = format!("the proxy {} answers {status} (location: http://portal/[2J)", proxy.at);
+                assert_eq!(error.to_string(), said);
+            }
             (outcome, _) => panic!("{answer}: {outcome:?}"),
         }
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::HashMap,
     net::{IpAddr, SocketAddr},
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::AtomicU64},
     time::{Duration, Instant},
 };
 
@@ -60,16 +60,17 @@ pub(crate) struct Exit {
 }
 
 impl Exit {
-    /// The end of the agent with these keys, for so many workers.
+    /// The end of the agent with these keys, for so many workers; `discarded` counts packets that carriers leave behind.
     pub(crate) fn new(
         own: &Arc<Own>,
         allowlist: Arc<dyn Allowlist>,
         workers: u8,
         clock: Arc<dyn Clock + Send + Sync>,
+        discarded: &Arc<AtomicU64>,
     ) -> Arc<Self> {
         let tokens = Tokens::new(Arc::clone(own), allowlist, clock.now(), clock.unix_seconds());
         Arc::new(Self {
-            ports: carrier::Exit::new(workers),
+            ports: carrier::Exit::new(workers, discarded),
             tokens: Mutex::new(tokens),
             clock,
             open: Mutex::default(),

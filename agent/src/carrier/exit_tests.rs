@@ -42,6 +42,7 @@ fn a_token_opens_one_carrier_and_a_peer_has_no_more_than_its_share() {
         Arc::new(Always(Admits::Peer(PeerId(3)))),
         2,
         Arc::new(clock.clone()),
+        &Arc::default(),
     );
     assert!(exit.port(1).is_some() && exit.port(2).is_none());
     // What is made in the second in which the agent began is refused.
@@ -50,7 +51,7 @@ fn a_token_opens_one_carrier_and_a_peer_has_no_more_than_its_share() {
     assert!(exit.open("/index.html", WINDOW, source, None).is_none());
     let first = token(&clock, 0);
     let mut open = vec![exit.open(&first, WINDOW, source, None).unwrap()];
-    assert_eq!(open[0].accepted.source(), source);
+    assert_eq!(carrier::client_of(open[0].accepted.source()), source);
     assert!(exit.open(&first, WINDOW, source, None).is_none(), "a replay");
     for number in 1..MOST_OF_ONE as u16 {
         clock.advance(Duration::from_millis(10));
@@ -78,8 +79,13 @@ fn both_ends_have_the_same_question_which_is_no_first_packet() {
 #[test]
 fn who_has_no_key_of_a_peer_leaves_room_for_peers() {
     let clock = ManualClock::default();
-    let exit =
-        Exit::new(&Own::new(&identity(2)), Arc::new(Always(Admits::Anyone)), 1, Arc::new(clock.clone()));
+    let exit = Exit::new(
+        &Own::new(&identity(2)),
+        Arc::new(Always(Admits::Anyone)),
+        1,
+        Arc::new(clock.clone()),
+        &Arc::default(),
+    );
     clock.advance(Duration::from_secs(2));
     let mut open = Vec::new();
     for number in 0..2 * MOST as u16 {
@@ -96,7 +102,7 @@ fn who_has_no_key_of_a_peer_leaves_room_for_peers() {
 fn tokens_of_one_prefix_that_open_nothing_leave_the_budget_to_others() {
     let clock = ManualClock::default();
     let allowlist = Arc::new(Always(Admits::Peer(PeerId(3))));
-    let exit = Exit::new(&Own::new(&identity(2)), allowlist, 1, Arc::new(clock.clone()));
+    let exit = Exit::new(&Own::new(&identity(2)), allowlist, 1, Arc::new(clock.clone()), &Arc::default());
     clock.advance(Duration::from_secs(2));
     let [bad, other] = ["192.0.2.7:50000", "198.51.100.7:50000"].map(|source| source.parse().unwrap());
     let used = token(&clock, 0);

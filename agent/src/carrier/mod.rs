@@ -14,9 +14,9 @@
 //! | how packets move | `pump.rs` |
 
 use std::{
-    collections::HashMap,
+    collections::{HashMap, HashSet},
     net::SocketAddr,
-    sync::{Arc, Mutex, OnceLock},
+    sync::{Arc, Mutex, OnceLock, atomic::AtomicU64},
     thread,
     time::Duration,
 };
@@ -37,6 +37,7 @@ use net::{
     carrier::{self, Beside, Carriers, Experience, Port, Wanted},
     task,
 };
+use ops::metrics::Visitors;
 use tokio::{
     runtime,
     sync::mpsc,
@@ -49,17 +50,23 @@ pub(crate) mod exit;
 pub(crate) mod pump;
 mod roots;
 
-use dial::{Opened, Target};
+use dial::{DialError, Opened, Target};
 use exit::Exit;
 
 /// Streams that wait for the thread: as many as a worker opens lanes at once, a few times over.
 const MOST_WAITING: usize = 1_024;
+
+/// Failures of removed peers are forgotten when there are so many of all.
+const MOST_FAILURES: usize = 256;
 
 /// The shortest time between two log lines.
 const LOG_INTERVAL: Duration = Duration::from_secs(10);
 
 /// How long a stream waits to be dialled again, at first and at most.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// When a stream to a peer could not be opened, and why.
+type Failures = HashMap<Arc<str>, (std::time::Instant, Arc<str>)>;
 
 /// What all streams that this agent dials share.
 struct Dialler {
@@ -72,6 +79,10 @@ struct Dialler {
     /// What UDP leads to where a label does, by the label.
     over_udp: Mutex<HashMap<SocketAddr, OverUdp>>,
     failed_log: Mutex<Throttle>,
+    /// Why no stream could be opened last, by the peer; none since one was.
+    failures: Mutex<Failures>,
+    /// Packets that streams have left behind.
+    discarded: Arc<AtomicU64>,
     thread: OnceLock<Option<mpsc::Sender<Wanted>>>,
 }
 
@@ -84,8 +95,13 @@ struct OverUdp {
 }
 
 impl Dialler {
-    /// The dialler of the agent whose key is `own`.
-    fn new(registry: &Arc<PeerRegistry>, own: AgreementKey, mark: u32) -> Arc<Self> {
+    /// The dialler of the agent whose key is `own`, which counts in `discarded` what streams leave behind.
+    fn new(
+        registry: &Arc<PeerRegistry>,
+        own: AgreementKey,
+        mark: u32,
+        discarded: &Arc<AtomicU64>,
+    ) -> Arc<Self> {
         Arc::new(Self {
             registry: Arc::clone(registry),
             own,
@@ -93,6 +109,8 @@ impl Dialler {
             urls: Mutex::default(),
             over_udp: Mutex::default(),
             failed_log: Mutex::new(Throttle::new(LOG_INTERVAL)),
+            failures: Mutex::default(),
+            discarded: Arc::clone(discarded),
             thread: OnceLock::new(),
         })
     }
@@ -162,6 +180,17 @@ impl Dialler {
         }
     }
 
+    /// Notes why a stream could not be opened, for operators.
+    fn failed(&self, peer: &Arc<str>, error: &DialError) {
+        let mut failures = lock(&self.failures);
+        if failures.len() >= MOST_FAILURES {
+            let listed: HashSet<_> =
+                self.registry.list().into_iter().map(|listed| Arc::clone(&listed.peer.name)).collect();
+            failures.retain(|peer, _| listed.contains(peer));
+        }
+        failures.insert(Arc::clone(peer), (SystemClock.now(), error.to_string().into()));
+    }
+
     /// Carries packets until the worker is done with them, over one stream after the other.
     async fn carry(&self, wanted: Wanted) {
         let Wanted { label, port, line } = wanted;
@@ -173,6 +202,7 @@ impl Dialler {
             match dial::open(target, &self.own).await {
                 Ok(Opened { stream, first, probe }) => {
                     tracing::debug!(peer = &*peer, "a carrier is open");
+                    lock(&self.failures).remove(&peer);
                     line.opens(Some(probe));
                     let put = |packet: &[u8]| port.put(label, packet);
                     let ended = pump::run(stream, Role::Client, &first, &line, put).await;
@@ -184,6 +214,7 @@ impl Dialler {
                     }
                 }
                 Err(error) => {
+                    self.failed(&peer, &error);
                     let suppressed = lock(&self.failed_log).allow(SystemClock.now());
                     if let Some(suppressed) = suppressed {
                         tracing::warn!(
@@ -194,7 +225,7 @@ impl Dialler {
                 }
             }
             // What has waited so long is no longer worth it.
-            while line.take().is_some() {}
+            line.discard();
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES[1]);
         }
@@ -236,9 +267,13 @@ impl AllCarriers {
         registry: &Arc<PeerRegistry>,
         identity: &Identity,
         own: &Arc<Own>,
+        visitors: &Visitors,
     ) -> Self {
-        let exit = Exit::new(own, Arc::clone(registry) as _, config.worker_count(), Arc::new(SystemClock));
-        Self { exit, dialler: Dialler::new(registry, identity.agreement_key(), config.transport.mark) }
+        let discarded = visitors.carrier_discarded();
+        let (clock, workers) = (Arc::new(SystemClock), config.worker_count());
+        let exit = Exit::new(own, Arc::clone(registry) as _, workers, clock, discarded);
+        let dialler = Dialler::new(registry, identity.agreement_key(), config.transport.mark, discarded);
+        Self { exit, dialler }
     }
 
     /// The carriers of the worker with this index.
@@ -261,6 +296,14 @@ impl Carriers for OfWorker {
 
     fn dial(&self, wanted: Wanted) {
         self.dialler.dial(wanted);
+    }
+
+    fn discarded(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.dialler.discarded)
+    }
+
+    fn failure(&self, peer: &str) -> Option<(std::time::Instant, Arc<str>)> {
+        lock(&self.dialler.failures).get(peer).cloned()
     }
 
     fn resolved(&self, host: &str, port: u16, addresses: &[SocketAddr]) {

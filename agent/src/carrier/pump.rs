@@ -93,11 +93,12 @@ async fn run_with<S: AsyncRead + AsyncWrite>(
     }
 }
 
-/// The newest question that is not answered yet (RFC 6455 §5.5.3).
+/// The question that is not answered yet (RFC 6455 §5.5.2). Nothing is read beyond a second one: whoever asks without end reads the answers.
 #[derive(Debug, Default)]
 struct Pongs {
     asked: Mutex<Option<Vec<u8>>>,
     news: Notify,
+    answered: Notify,
 }
 
 async fn read<S: AsyncRead>(
@@ -113,7 +114,11 @@ async fn read<S: AsyncRead>(
                 // What a worker does not take is dropped there, and counted.
                 Ok(Some(Event::Packet(packet))) => drop(put(packet)),
                 Ok(Some(Event::Ping(payload))) => {
-                    *lock(&pongs.asked) = Some(payload.to_vec());
+                    let payload = payload.to_vec();
+                    while lock(&pongs.asked).is_some() {
+                        pongs.answered.notified().await;
+                    }
+                    *lock(&pongs.asked) = Some(payload);
                     pongs.news.notify_one();
                 }
                 Ok(Some(Event::Close)) => return Ended::Closed,
@@ -156,6 +161,7 @@ async fn write<S: AsyncWrite>(
             }
             () = pongs.news.notified() => {
                 if let Some(asked) = lock(&pongs.asked).take() {
+                    pongs.answered.notify_one();
                     websocket::put_pong(&mut out, &asked, key());
                 }
             }

@@ -1,6 +1,6 @@
 //! What moves between a WebSocket and a worker.
 
-use std::{cell::RefCell, net::SocketAddr};
+use std::{cell::RefCell, net::SocketAddr, sync::Arc};
 
 use net::carrier::{Accepted, Exit};
 use tokio::{io::DuplexStream, time::Instant};
@@ -17,7 +17,7 @@ async fn served(
     far: impl AsyncFnOnce(&mut DuplexStream),
 ) -> (Ended, Vec<Vec<u8>>) {
     let (near, mut other) = tokio::io::duplex(4_096);
-    let exit = Exit::new(1);
+    let exit = Exit::new(1, &Arc::default());
     let source: SocketAddr = CLIENT.parse().unwrap();
     let accepted: Accepted = exit.open(source, None);
     let packets = RefCell::new(Vec::new());
@@ -80,4 +80,23 @@ async fn a_far_end_that_is_silent_is_asked_and_then_given_up() {
     .await;
     assert!(matches!(ended, Ended::Silent), "{ended}");
     assert!(since.elapsed() >= patience.silence);
+}
+
+#[tokio::test]
+async fn whoever_asks_without_end_and_reads_no_answer_is_not_read() {
+    let (ended, _) = served(&[], PATIENCE, async |far: &mut DuplexStream| {
+        let ping = [&[0x89, 0xfd, 0, 0, 0, 0][..], &[7; 125]].concat();
+        let mut taken = 0;
+        let asks = async {
+            loop {
+                far.write_all(&ping).await.unwrap();
+                taken += 1;
+            }
+        };
+        assert!(timeout(Duration::from_millis(300), asks).await.is_err());
+        // What the two directions of the stream hold, and two reads.
+        assert!(taken * ping.len() < 2 * 4_096 + 2 * MOST_READ, "{taken}");
+    })
+    .await;
+    assert!(matches!(ended, Ended::Closed | Ended::Io(_)), "{ended}");
 }

@@ -5,8 +5,11 @@ use std::path::PathBuf;
 use clap::Args;
 use config::Config;
 
-use super::{Failure, reach::DEFAULT_CONFIG};
-use crate::out;
+use super::{Failure, check_lines, reach::DEFAULT_CONFIG};
+use crate::{
+    doctor::{facts::LineEnd, line_end},
+    out,
+};
 
 /// Validate a configuration file and the identity that it names, without starting anything
 #[derive(Debug, Args)]
@@ -33,6 +36,10 @@ impl Check {
                  (remedy: {})",
                 crate::doctor::ENABLE_IPV6
             ))?;
+        }
+        let is_missing = |uplink: &config::Uplink| line_end(uplink).is_ok_and(|end| end == LineEnd::Missing);
+        for note in check_lines::notes(&config.transport.uplinks, is_missing) {
+            out::say(&format_args!("{file}: note: {note}"))?;
         }
         let rejected = &config.directory.rejected;
         if rejected.is_empty() {

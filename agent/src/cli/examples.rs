@@ -133,6 +133,8 @@ const EXAMPLES: &[Example] = &[
         "culvert bench --to 127.0.0.1:5301 --sink 127.0.0.1:5201 --rate 2G",
     ),
     to("before the agent runs, and whenever something is odd", "culvert doctor"),
+    to("each peer over each line of this host", "culvert uplink test"),
+    to("one line, for longer", "culvert uplink test lte --for 30s"),
     to("what a port of ours tells anybody", "culvert doctor --probe gw.example.net:4433"),
     to(
         "three exits behind this host's address",

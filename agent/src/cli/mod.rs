@@ -22,6 +22,7 @@ use lab::bench::{Bench, Terminal};
 use crate::out;
 
 mod check;
+mod check_lines;
 mod completions;
 mod doctor;
 mod drain;
@@ -42,6 +43,7 @@ mod reference;
 mod reload;
 mod run;
 mod status;
+mod uplink;
 mod user;
 mod watch;
 
@@ -74,6 +76,7 @@ enum Command {
     Qlog(qlog::Qlog),
     Bench(Box<Bench>),
     Doctor(doctor::Doctor),
+    Uplink(uplink::Uplink),
     Fleet(fleet::Fleet),
     Completions(completions::Completions),
     #[command(hide = true)]
@@ -195,6 +198,7 @@ impl Cli {
                 command.run(terminal).map_err(Failure::from)
             }
             Command::Doctor(command) => command.execute(),
+            Command::Uplink(command) => command.execute(),
             Command::Fleet(command) => command.execute(),
             Command::Completions(command) => command.execute(),
             Command::Manual(command) => command.execute(),

@@ -32,6 +32,9 @@ pub(super) struct Status {
     /// Show which peer carries which inner prefix, or which one an address leads to
     #[arg(long, value_name = "ADDRESS", num_args = 0..=1, default_missing_value = "all", value_parser = asked_routes, conflicts_with_all = ["peer", "lane", "lanes"])]
     routes: Option<RoutesScope>,
+    /// Show who talks to whom inside of the tunnel: the pairs of addresses with the most bytes a second, as far as [records] counts them
+    #[arg(long, conflicts_with_all = ["peer", "lane", "lanes", "routes"])]
+    talkers: bool,
     /// List the lanes of all peers, also if there are many
     #[arg(long)]
     lanes: bool,
@@ -79,7 +82,8 @@ impl Status {
             Some(lane) => Scope { peer: Some(lane.peer.clone()), lane: Some(lane.index), ..Scope::default() },
             None => {
                 let all_forwards = self.json && self.peer.is_some();
-                Scope { peer: self.peer.clone(), routes: self.routes, all_forwards, ..Scope::default() }
+                let (peer, routes, talkers) = (self.peer.clone(), self.routes, self.talkers);
+                Scope { peer, routes, all_forwards, talkers, ..Scope::default() }
             }
         };
         let meant_routes = self.peer.as_deref() == Some("routes");
@@ -101,6 +105,7 @@ impl Status {
             (Some(_), _) => status.lane_page(),
             (None, Some(_)) => status.peer_page(),
             (None, None) if self.routes.is_some() => status.routes_page(),
+            (None, None) if self.talkers => status.talkers_page(),
             (None, None) => status.to_page(Show { lanes: self.lanes }),
         }
     }

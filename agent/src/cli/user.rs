@@ -11,7 +11,7 @@ use config::{
 use gate::password::PasswordKey;
 use ops::control_socket::{
     protocol::{Answer, Request, ShownChange, VERSION},
-    status::{rows, table},
+    status::{bit_rate, rows, table},
     user_changes::{self, ListedUser, exported},
 };
 use serde_json::json;
@@ -172,6 +172,7 @@ impl List {
                 ("FROM", |user| user.origin.clone()),
                 ("SERVICES", |user| joined(&user.services)),
                 ("NETWORKS", |user| joined(&user.networks)),
+                ("RATE", |user| user.rate_bits_per_second.map_or_else(|| "-".to_owned(), bit_rate)),
                 ("EXPIRES", |user| user.expires.map_or_else(|| "-".to_owned(), day)),
                 ("STATE", |user| if user.disabled { "disabled" } else { "" }.to_owned()),
             ],

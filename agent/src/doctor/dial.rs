@@ -17,12 +17,12 @@ use engine::{status::PeerStatus, worker};
 use gate::identity::{self, Identity};
 use wire::context::INNER_OVERHEAD;
 
-use super::facts::{Address, Answer, Endpoint, Lookup, Peer};
+use super::facts::{Address, Answer, Endpoint, Line, LinePeer, Lookup, Peer};
 use super::peers::listed;
 use crate::daemon::Daemon;
 
 /// How often is looked: as often as workers publish.
-const LOOK: Duration = Duration::from_millis(50);
+pub(super) const LOOK: Duration = Duration::from_millis(50);
 
 /// Dials every address that has a way, and notes what came of it; `wait` is how long an answer may take.
 ///
@@ -44,14 +44,47 @@ pub(super) fn dial(
         if targets.is_empty() {
             break;
         }
-        let remotes: Vec<_> = targets.iter().map(|(place, address)| (*place, address.remote)).collect();
-        let config = small(config, &remotes);
-        let daemon = Daemon::start(config.clone(), identity)?;
-        let answers = answers(&daemon, &config, wait);
-        daemon.stop()?;
-        for ((_, address), answer) in targets.into_iter().zip(answers) {
-            address.answer = Some(answer);
+        dial_each(config, identity, targets, wait)?;
+    }
+    Ok(())
+}
+
+/// Dials each peer over one line after the other, at its first address that has a way over it.
+///
+/// # Errors
+/// The agent cannot be started.
+pub(super) fn dial_lines(
+    config: &Config,
+    identity: &Identity,
+    lines: &mut [Line],
+    wait: Duration,
+) -> anyhow::Result<()> {
+    for (uplink, line) in config.transport.uplinks.iter().zip(lines) {
+        let targets: Vec<(usize, &mut Address)> =
+            line.peers.iter_mut().filter_map(LinePeer::target).collect();
+        if targets.is_empty() {
+            continue;
         }
+        let transport = Transport { uplinks: vec![uplink.clone()], ..config.transport.clone() };
+        dial_each(&Config { transport, ..config.clone() }, identity, targets, wait)?;
+    }
+    Ok(())
+}
+
+/// Dials each of these peers, by its place, at one address.
+fn dial_each(
+    config: &Config,
+    identity: &Identity,
+    targets: Vec<(usize, &mut Address)>,
+    wait: Duration,
+) -> anyhow::Result<()> {
+    let remotes: Vec<_> = targets.iter().map(|(place, address)| (*place, address.remote)).collect();
+    let config = small(config, &remotes);
+    let daemon = Daemon::start(config.clone(), identity)?;
+    let answers = answers(&daemon, &config, wait);
+    daemon.stop()?;
+    for ((_, address), answer) in targets.into_iter().zip(answers) {
+        address.answer = Some(answer);
     }
     Ok(())
 }
@@ -64,7 +97,7 @@ fn addresses(endpoint: &mut Endpoint) -> &mut [Address] {
 }
 
 /// The configuration of an agent that dials each peer of `remotes` (its place, and where), and does nothing else.
-fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
+pub(super) fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config {
     let transport = Transport {
         listen: Vec::new(),
         workers: 1,
@@ -142,12 +175,12 @@ fn answers(daemon: &Daemon, config: &Config, wait: Duration) -> Vec<Answer> {
 }
 
 /// The largest IP packet that fits into one of the lanes' packets now, in bytes.
-fn inner_mtu(peer: &PeerStatus) -> Option<u16> {
+pub(super) fn inner_mtu(peer: &PeerStatus) -> Option<u16> {
     let bytes = peer.more.owned_lanes?.packet_bytes.checked_sub(INNER_OVERHEAD)?;
     u16::try_from(bytes).ok()
 }
 
-fn no_answer() -> Answer {
+pub(super) fn no_answer() -> Answer {
     let causes = "is it running, is the endpoint right, does a firewall on the way let UDP pass; does it know our key: culvert \
                   doctor and culvert status there";
     Answer::Failed { reason: "no answer yet".to_owned(), causes: causes.to_owned() }

@@ -13,6 +13,7 @@ use net::{
 };
 use ops::control_socket::status::Status;
 
+pub use super::line_facts::{Line, LineEnd, LinePeer};
 pub use super::unit::{Access, Account, Service, Unit};
 
 /// Something of the kernel that was tried: whether it works, or why that could not be found out.
@@ -43,6 +44,8 @@ pub struct Facts {
     pub tun: Tun,
     /// The peers of the configuration, in its order.
     pub peers: Vec<Peer>,
+    /// Its lines, in its order.
+    pub lines: Vec<Line>,
 }
 
 /// The configuration file that the doctor looks at.

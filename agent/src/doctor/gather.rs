@@ -34,7 +34,7 @@ use super::{
         Network, Opened, Peer, Port, Tried, Tun, Web,
     },
     limits::wanted_buffer,
-    lookup, unit,
+    lines, lookup, unit,
 };
 use crate::cli::reach::DEFAULT_CONFIG;
 
@@ -73,7 +73,9 @@ pub fn gather(options: &Options) -> (Facts, Option<Config>) {
         web: of_config.map(|config| web(config, options.offline)).unwrap_or_default(),
         tun: of_config.and_then(|config| config.tun.as_ref()).map(tun).unwrap_or_default(),
         peers: of_config.map(|config| lookup::peers(config, options.offline)).unwrap_or_default(),
+        lines: Vec::new(),
     };
+    facts.lines = of_config.map(|config| lines::lines(config, &facts.peers)).unwrap_or_default();
     let ports = of_config.map(ports).unwrap_or_default();
     if let Some(config) = of_config {
         ways(&mut facts, config, identity.as_ref(), options);
@@ -118,7 +120,9 @@ fn ways(facts: &mut Facts, config: &Config, identity: Option<&Identity>, options
             "the configuration is not valid, or its key cannot be read"
         }
         (Daemon::Unasked | Daemon::Absent, Some(identity)) => {
-            match dial::dial(config, identity, &mut facts.peers, options.wait) {
+            let dialled = dial::dial(config, identity, &mut facts.peers, options.wait)
+                .and_then(|()| dial::dial_lines(config, identity, &mut facts.lines, options.wait));
+            match dialled {
                 Ok(()) => return,
                 Err(error) => {
                     tracing::debug!(%error, "no agent to dial with");

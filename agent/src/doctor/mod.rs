@@ -8,7 +8,9 @@
 //! | what a systemd unit gives the daemon | `unit.rs` |
 //! | how peers are dialled, if nobody else does | `dial.rs` |
 //! | the checks, pure | `files.rs`, `kernel.rs`, `limits.rs`, `network.rs`, `tun.rs`, `routing.rs`, `peers.rs`, `programs.rs`, `paths.rs`, `web.rs` |
+//! | the lines of `[[transport.uplink]]` | `line_facts.rs`, read by `lines.rs`; the checks: `uplinks.rs` |
 //! | how findings are printed | `report.rs` |
+//! | `culvert uplink test` | `line_test.rs` |
 //!
 //! Nothing is changed, and nothing is sent but questions for names and, if no daemon runs, the handshakes with the peers that
 //! the daemon would make.
@@ -21,6 +23,9 @@ mod files;
 mod gather;
 mod kernel;
 mod limits;
+mod line_facts;
+pub(crate) mod line_test;
+mod lines;
 mod lookup;
 mod network;
 mod paths;
@@ -32,12 +37,14 @@ mod routing;
 mod tests;
 mod tun;
 mod unit;
+mod uplinks;
 mod web;
 
 use config::Config;
 use facts::Facts;
 pub(crate) use gather::ipv6_is_disabled;
 pub use gather::{Options, gather};
+pub(crate) use lines::end as line_end;
 pub use report::Report;
 pub(crate) use tun::{ENABLE as ENABLE_IPV6, routes_ipv6};
 #[cfg(any(test, feature = "fuzzing"))]
@@ -162,6 +169,8 @@ checks! {
     ConntrackTimeout = "conntrack-timeout" in Network,
     /// The interfaces towards the peers join what they receive.
     InterfaceOffload = "interface-offload" in Network,
+    /// The interface or the source of a line is there.
+    Uplink = "uplink" in Network,
     /// The kernel's TUN driver is there.
     TunDriver = "tun-driver" in Tunnel,
     /// The driver takes super-packets, and a queue for each worker.
@@ -183,6 +192,10 @@ checks! {
     /// The path is wide enough, as far as the kernel knows.
     PathMtu = "path-mtu" in Peers,
     Reachability = "reachability" in Peers,
+    /// Packets to each peer have a way over each line.
+    UplinkRoute = "uplink-route" in Peers,
+    /// Each peer answers over each line.
+    UplinkReachability = "uplink-reachability" in Peers,
     /// The program of a peer is not older, nor newer, than ours.
     PeerSoftware = "peer-software" in Peers,
     /// One agent uses the key of a peer.
@@ -274,6 +287,7 @@ pub fn examine(facts: &Facts, config: Option<&Config>) -> Vec<Finding> {
         findings.extend(config.tun.iter().flat_map(|tun| tun::checks(facts, config, tun)));
         findings.extend(config.tun.iter().flat_map(|tun| routing::checks(facts, config, tun)));
         findings.extend(peers::checks(facts, config));
+        findings.extend(uplinks::checks(facts, config));
         findings.extend(programs::peers(facts));
         findings.extend(paths::checks(facts));
     }

@@ -233,7 +233,7 @@ fn drops(peer: &PeerStatus) -> Vec<Finding> {
 }
 
 /// A round-trip time as the end of a value, if it is known.
-fn after_comma(rtt_seconds: Option<f64>) -> String {
+pub(super) fn after_comma(rtt_seconds: Option<f64>) -> String {
     rtt_seconds.map_or_else(String::new, |rtt| format!(", {:.1} ms", rtt * 1_000.0))
 }
 

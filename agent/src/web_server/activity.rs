@@ -9,12 +9,13 @@
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering},
+        atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
     },
     time::Duration,
 };
 
 use base::panics::lock;
+use bytes::Bytes;
 use ops::metrics::TcpRefused;
 use tokio::{
     sync::Notify,
@@ -45,6 +46,8 @@ pub(super) struct Activity {
     /// Bytes that have moved, in both directions.
     bytes: AtomicU64,
     has_patience: AtomicBool,
+    /// Requests of which this end holds something.
+    held: AtomicU32,
 }
 
 #[derive(Debug)]
@@ -73,6 +76,7 @@ impl Activity {
             changed: Notify::new(),
             bytes: AtomicU64::new(0),
             has_patience: AtomicBool::new(false),
+            held: AtomicU32::new(0),
         })
     }
 
@@ -98,9 +102,15 @@ impl Activity {
         self.has_patience.load(Ordering::Relaxed)
     }
 
-    /// Requests that are open.
-    pub(super) fn open(&self) -> u32 {
-        lock(&self.inner).open
+    /// Requests of which this end holds something: those that are open, and those whose answers the client has not taken.
+    pub(super) fn held(&self) -> u32 {
+        self.held.load(Ordering::Relaxed)
+    }
+
+    /// This end holds something of a request.
+    pub(super) fn hold(self: &Arc<Self>) -> Arc<Held> {
+        self.held.fetch_add(1, Ordering::Relaxed);
+        Arc::new(Held(Arc::clone(self)))
     }
 
     /// A request begins.
@@ -166,6 +176,32 @@ impl Activity {
     }
 }
 
+/// A request of which this end holds something, until this is dropped.
+#[derive(Debug)]
+pub(super) struct Held(Arc<Activity>);
+
+impl Held {
+    /// A piece of the answer, for which the request counts as held until the piece is gone, wherever it waits.
+    pub(super) fn piece(self: &Arc<Self>, bytes: Bytes) -> Bytes {
+        struct Piece {
+            bytes: Bytes,
+            _held: Arc<Held>,
+        }
+        impl AsRef<[u8]> for Piece {
+            fn as_ref(&self) -> &[u8] {
+                &self.bytes
+            }
+        }
+        Bytes::from_owner(Piece { bytes, _held: Arc::clone(self) })
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.0.held.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
 impl Open {
     /// It was answered; what comes after this is not the client's fault.
     pub(super) fn answered(&mut self) {
@@ -203,6 +239,20 @@ mod tests {
         let _open = activity.request();
         assert_eq!(activity.due(ended + 600 * SECOND), Ok(None), "a request is open");
         assert!(!activity.replace());
+    }
+
+    #[test]
+    fn a_request_is_held_as_long_as_a_part_of_a_piece_is() {
+        let activity = Activity::new();
+        let held = activity.hold();
+        let mut piece = held.piece(Bytes::from_static(b"content"));
+        drop(held);
+        let rest = piece.split_off(3);
+        assert_eq!((&piece[..], &rest[..], activity.held()), (&b"con"[..], &b"tent"[..], 1));
+        drop(piece);
+        assert_eq!(activity.held(), 1);
+        drop(rest);
+        assert_eq!(activity.held(), 0);
     }
 
     #[tokio::test]

@@ -1,6 +1,10 @@
 //! The datagrams of a CONNECT-UDP, as DATAGRAM capsules (RFC 9297 §3.5) in the bytes of a tunnel.
 
-use std::{io, net::SocketAddr};
+use std::{
+    io,
+    net::SocketAddr,
+    sync::atomic::{AtomicBool, Ordering},
+};
 
 use bytes::BytesMut;
 use engine::control::web::{Datagrams, take_capsule};
@@ -13,10 +17,14 @@ use tokio::{
 };
 use users::policy::Transport;
 
-use super::{datagrams::relay, stream::BUFFER_BYTES, way::Way};
+use super::{
+    datagrams::relay,
+    stream::BUFFER_BYTES,
+    way::{Ended, Way, end},
+};
 
 /// The largest capsule that is read: the largest UDP payload, and its context ID.
-const MOST_CAPSULE: u64 = 65_535;
+pub(super) const MOST_CAPSULE: u64 = 65_535;
 
 impl Way<'_> {
     /// Carries datagrams both ways until the client ends the stream or nothing has come for a while.
@@ -26,8 +34,8 @@ impl Way<'_> {
         socket: &UdpSocket,
         datagrams: &Datagrams,
         address: SocketAddr,
-    ) {
-        let user = self.grant.account().name();
+    ) -> Ended {
+        let user = self.account().name();
         tracing::debug!(user, %address, "a user's datagrams have a socket");
         let (mut from_client, mut to_client) = split(client);
         let is_there = Notify::new();
@@ -45,6 +53,8 @@ impl Way<'_> {
             }
             io::Result::Ok(())
         };
+        // Part of a capsule is written, perhaps.
+        let torn = AtomicBool::new(false);
         let down = async {
             let mut capsules = Vec::with_capacity(BUFFER_BYTES);
             loop {
@@ -59,21 +69,26 @@ impl Way<'_> {
                     is_there.notified().await;
                     continue;
                 }
+                torn.store(true, Ordering::Relaxed);
                 to_client.write_all(&capsules).await?;
                 to_client.flush().await?;
+                torn.store(false, Ordering::Relaxed);
                 capsules.clear();
             }
         };
-        let ended: io::Result<()> = tokio::select! {
-            ended = up => ended,
+        let ended: io::Result<Ended> = tokio::select! {
+            ended = up => ended.map(|()| Ended::Whole),
             ended = down => ended,
-            () = relay(socket, datagrams, self.grant, || is_there.notify_one()) => Ok(()),
-            () = self.over(Transport::Udp, address) => Ok(()),
+            () = relay(socket, datagrams, self.grant, || is_there.notify_one()) => Ok(Ended::Idle),
+            () = self.over(Transport::Udp, address) => Ok(Ended::Revoked),
         };
-        if let Err(error) = ended {
-            tracing::debug!(user, %address, %error, "a user's datagrams have broken off");
-        }
         datagrams.close();
-        to_client.shutdown().await.ok();
+        let ended = ended.unwrap_or_else(|error| {
+            tracing::debug!(user, %address, %error, "a user's datagrams have broken off");
+            Ended::Broken
+        });
+        // Before the client takes its time.
+        self.session.ends(ended.into());
+        end(&mut to_client, ended, torn.into_inner()).await
     }
 }

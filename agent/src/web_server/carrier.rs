@@ -12,7 +12,7 @@ use hyper::{
     upgrade::OnUpgrade,
 };
 use hyper_util::rt::TokioIo;
-use net::task;
+use net::{carrier::client_of, task};
 use ops::metrics::{HttpVersion, TcpOutcome};
 use socket2::SockRef;
 
@@ -71,7 +71,7 @@ impl Begun {
 
 async fn run(client: OnUpgrade, carrier: &Carrier) {
     let Ok(client) = client.await else { return };
-    let (source, line) = (carrier.accepted.source(), carrier.accepted.line());
+    let (source, line) = (client_of(carrier.accepted.source()), carrier.accepted.line());
     let put = |packet: &[u8]| carrier.accepted.put(packet);
     tracing::debug!(%source, "a client has opened a carrier");
     let ended = match client.downcast::<TokioIo<Plain>>() {

@@ -37,7 +37,7 @@ pub(super) const MOST_HEAD_BYTES: usize = 16 << 10;
 /// What hyper holds of the bytes of an HTTP/1.1 connection in each direction.
 const BUFFER_BYTES: usize = 32 << 10;
 
-/// Requests that an HTTP/2 connection may have open where users may come: those of visitors beyond [`MOST_STREAMS`] are refused at once. RFC 9113 §6.5.2 wants no fewer.
+/// Requests that an HTTP/2 connection may have open where users may come: those of visitors beyond [`MOST_STREAMS`] are refused at once, also where answers wait for a client that does not read. RFC 9113 §6.5.2 wants no fewer.
 const MOST_STREAMS_OF_A_USER: u32 = 100;
 
 /// What an HTTP/2 connection may send before the site takes it, on one stream and in all.

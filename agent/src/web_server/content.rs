@@ -10,6 +10,7 @@
 use std::{
     io,
     pin::Pin,
+    sync::Arc,
     task::{Context, Poll, ready},
     time::Duration,
 };
@@ -26,6 +27,7 @@ use tokio::{
     time::{Sleep, sleep, timeout},
 };
 
+use super::activity::Held;
 use crate::site::{Failure, ROOM_WITHIN};
 
 /// How long a client may take for the next piece of its content, and the site for one of its answer.
@@ -143,8 +145,12 @@ impl Body for Answer {
     }
 }
 
-/// Passes the content of the site's answer on, to its end; says how that went.
-pub(super) async fn pass_on(mut content: Incoming, client: mpsc::Sender<Piece>) -> TcpOutcome {
+/// Passes the content of the site's answer on, to its end; says how that went. `held` goes with each piece.
+pub(super) async fn pass_on(
+    mut content: Incoming,
+    client: mpsc::Sender<Piece>,
+    held: Option<Arc<Held>>,
+) -> TcpOutcome {
     loop {
         let frame = tokio::select! {
             // First: over HTTP/1.1 nobody waits for an end that the length has told.
@@ -155,7 +161,10 @@ pub(super) async fn pass_on(mut content: Incoming, client: mpsc::Sender<Piece>) 
         let piece = match frame {
             Ok(Some(Ok(frame))) => match frame.into_data() {
                 Ok(bytes) if bytes.is_empty() => continue,
-                Ok(bytes) => Piece::Content(bytes),
+                Ok(bytes) => Piece::Content(match &held {
+                    Some(held) => held.piece(bytes),
+                    None => bytes,
+                }),
                 // Trailers are not passed on.
                 Err(_) => continue,
             },

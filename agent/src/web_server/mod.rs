@@ -11,8 +11,8 @@
 //! | how content gets to the site, and its answer to the client | `content.rs` |
 //! | a peer's token, and the carrier that it opens | `carrier.rs` |
 //! | WebSockets; where other upgrades branch off | `upgrade.rs` |
-//! | requests of users: CONNECT and CONNECT-UDP | `user.rs` |
-//! | how their bytes go both ways; their datagrams, as capsules | `stream.rs`; `capsules.rs`, over a socket of `datagrams.rs` |
+//! | requests of users: CONNECT, CONNECT-UDP and CONNECT-IP | `user.rs` |
+//! | how their bytes go both ways; their datagrams, as capsules; IP packets | `stream.rs`; `capsules.rs`, over a socket of `datagrams.rs`; `packets.rs` |
 //! | how one of their streams of HTTP/2 is broken off, and when the client did | `sending.rs`, `way.rs` |
 //! | what is known of a connection and a request | `visit.rs` |
 //! | the socket, which notices a reader that stands still | `socket.rs` |
@@ -42,6 +42,7 @@ mod carrier;
 mod connection;
 mod content;
 mod datagrams;
+mod packets;
 mod places;
 mod proxied;
 mod request;

@@ -166,9 +166,9 @@ impl Place {
         Ok(())
     }
 
-    /// Whether its visitor has as many requests open as one may have.
+    /// Whether its visitor has as many requests as one may have, open or with answers that it does not take.
     pub(super) fn has_its_share(&self) -> bool {
-        self.of_a_user.get().is_none() && self.activity.open() > MOST_STREAMS
+        self.of_a_user.get().is_none() && self.activity.held() > MOST_STREAMS
     }
 
     /// Gives back what a visitor has.

@@ -97,7 +97,7 @@ fn content_of(rest: Rest, mut asking: Asking) -> Answer {
     }
     drop(task::spawn(Part::Site, async move {
         let Rest { content, connection, turn } = rest;
-        let outcome = pass_on(content, pieces).await;
+        let outcome = pass_on(content, pieces, asking.held()).await;
         drop((connection, turn));
         asking.count(outcome);
     }));

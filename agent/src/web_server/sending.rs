@@ -47,8 +47,10 @@ impl Sending {
     pub(super) async fn run(self: Arc<Self>, task: impl Future<Output = ()>) {
         let mut state = self.0.subscribe();
         tokio::select! {
-            () = task => {}
+            // First: whoever cuts has left the task nobody who writes, which it takes for the end of the stream.
+            biased;
             _ = state.wait_for(|state| *state == State::Cut) => {}
+            () = task => {}
         }
         self.0.send_replace(State::Over);
     }
@@ -89,6 +91,13 @@ mod tests {
         let cut = async { sending.cut() };
         tokio::join!(of_task.run(pending()), cut, sending.over());
         assert!(sending.is_over());
+        // What is cut does not end, however ready it is to.
+        for _ in 0..50 {
+            let sending = next.expect();
+            sending.cut();
+            Arc::clone(&sending).run(async { panic!("it goes on") }).await;
+            assert!(sending.is_over());
+        }
         let whole = next.expect();
         Arc::clone(&whole).run(async {}).await;
         whole.cut();

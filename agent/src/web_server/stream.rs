@@ -29,7 +29,7 @@ impl Way<'_> {
         target: &mut TcpStream,
         address: SocketAddr,
     ) -> Ended {
-        let account = self.grant.account();
+        let account = self.account();
         tracing::debug!(user = account.name(), %address, "a user's connection is open");
         let (mut from_client, mut to_client) = split(client);
         let (mut from_target, mut to_target) = target.split();
@@ -61,18 +61,15 @@ impl Way<'_> {
             is_told.store(true, Ordering::Relaxed);
             to_client.shutdown().await
         };
-        let ended = tokio::select! {
-            ended = async { tokio::try_join!(up, down).map(drop) } => ended,
+        let ended: io::Result<Ended> = tokio::select! {
+            ended = async { tokio::try_join!(up, down) } => ended.map(|_| Ended::Whole),
             () = self.resets(&is_told) => Err(io::ErrorKind::ConnectionReset.into()),
-            () = self.over(Transport::Tcp, address) => Err(io::ErrorKind::PermissionDenied.into()),
+            () = self.over(Transport::Tcp, address) => Ok(Ended::Revoked),
         };
-        match ended {
-            Ok(()) => Ended::Whole,
-            Err(error) => {
-                tracing::debug!(user = account.name(), %address, %error, "a user's connection has broken off");
-                Ended::Broken
-            }
-        }
+        ended.unwrap_or_else(|error| {
+            tracing::debug!(user = account.name(), %address, %error, "a user's connection has broken off");
+            Ended::Broken
+        })
     }
 
     /// Whether what hyper reads as the end of a stream is a reset: its other half is told of both in one turn, by a task of its own.

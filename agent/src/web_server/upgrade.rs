@@ -1,7 +1,7 @@
 //! Requests that want more than an answer: CONNECT, upgrades, and WebSockets of the site.
 //!
 //! ```text
-//!   CONNECT, connect-udp with good credentials       a user's: `user.rs`
+//!   CONNECT, connect-udp, connect-ip                 a user's with good credentials: `user.rs`
 //!   CONNECT                                          405, and over HTTP/1.1 the connection is closed
 //!   WebSocket: Upgrade (HTTP/1.1), RFC 8441          asked of the site; accepted, bytes go both ways
 //!   another upgrade                                  asked of the site as a plain request, then closed

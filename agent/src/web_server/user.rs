@@ -1,16 +1,16 @@
-//! A request of a user on TCP: CONNECT and CONNECT-UDP (RFC 9298), with good credentials. Who it is, what may be reached and what is
-//! counted is in the crate `users`, for every version of HTTP.
+//! A request of a user on TCP: CONNECT, CONNECT-UDP (RFC 9298) and CONNECT-IP (RFC 9484), with good credentials. Who it is, what may be
+//! reached and what is counted is in the crate `users`, for every version of HTTP.
 //!
-//! Bytes go both ways in `stream.rs`, datagrams in `capsules.rs`.
+//! Bytes go both ways in `stream.rs`, datagrams in `capsules.rs`, IP packets in `packets.rs`.
 
-use std::sync::Arc;
+use std::{net::SocketAddr, sync::Arc};
 
 use base::{
     clock::{Clock, SystemClock},
     panics::Part,
 };
 use bytes::Bytes;
-use engine::control::web::Datagrams;
+use engine::control::web::{Asked as Wants, CONNECT_IP, CONNECT_UDP, Datagrams};
 use hyper::{
     HeaderMap, Method, Request, Response, StatusCode,
     body::{Body as _, Incoming},
@@ -25,10 +25,13 @@ use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpStream, UdpSocket},
 };
-use users::{Grant, Open, Session, account::Refusal, policy::Transport, target::Target};
+use users::{
+    Grant, Open, Session, account::Refusal, policy::Transport, session::SessionKind, target::Target,
+};
 
 use super::{
     content::Answer,
+    packets::Packets,
     sending::Sending,
     socket::Plain,
     stream::resets,
@@ -36,9 +39,6 @@ use super::{
     visit::{Asking, Visit, client},
     way::{Ended, Way},
 };
-
-/// The protocol of RFC 9298.
-const CONNECT_UDP: &str = "connect-udp";
 
 /// Who sends a request with these fields; `None`: nobody whose credentials are good. It is asked of every request, so that its time does
 /// not tell which of them are looked at.
@@ -49,25 +49,21 @@ pub(super) fn sender(visit: &Visit, headers: &HeaderMap) -> Option<Grant> {
 }
 
 /// What a user asks for, or why that is nothing.
-pub(super) type Wanted = Result<(Target, Transport), Refusal>;
+pub(super) type Wanted = Result<Wants, Refusal>;
 
 /// What a user wants to reach with a request; `None`: it is for the site.
 pub(super) fn wanted(request: &Request<Incoming>, asked: Asked) -> Option<Wanted> {
     let path = request.uri().path_and_query().map_or("", |path| path.as_str());
-    let udp = || Target::of_connect_udp(path).map(|target| (target, Transport::Udp)).ok_or(Refusal::Target);
     match asked {
         Asked::Connect => Some(match request.extensions().get::<Protocol>().map(Protocol::as_str) {
-            Some(CONNECT_UDP) => udp(),
-            Some(_) => Err(Refusal::Protocol),
-            None => {
-                let authority = request.uri().authority();
-                let target = authority.and_then(|authority| Target::of_connect(authority.as_str()));
-                target.map(|target| (target, Transport::Tcp)).ok_or(Refusal::Target)
-            }
+            Some(protocol) => Wants::by_protocol(protocol, path),
+            None => Wants::by_connect(request.uri().authority().map_or("", |authority| authority.as_str())),
         }),
         Asked::Other => {
             let may = request.method() == Method::GET && request.body().is_end_stream();
-            (may && upgrades_to(request.headers(), CONNECT_UDP)).then(udp)
+            let asked = |protocol: &&str| may && upgrades_to(request.headers(), protocol);
+            let protocol = [CONNECT_UDP, CONNECT_IP].into_iter().find(asked)?;
+            Some(Wants::by_protocol(protocol, path))
         }
         Asked::Nothing | Asked::WebSocket => None,
     }
@@ -84,7 +80,7 @@ pub(super) async fn answer(
     asking.count(TcpOutcome::User);
     let account = Arc::clone(grant.account());
     let begun = begin(visit, &mut request, grant, wanted).await;
-    let (transport, tunnel) = match begun {
+    let tunnel = match begun {
         Ok(begun) => begun,
         Err(refusal) => {
             account.refused(refusal);
@@ -98,12 +94,13 @@ pub(super) async fn answer(
             return refused(visit.version, refusal);
         }
     };
+    let response = accepted(visit.version, tunnel.opened.protocol());
     drop(task::spawn(Part::Users, async move {
         tunnel.run().await;
         // The connection has an open request until here.
         drop(asking);
     }));
-    accepted(visit.version, transport)
+    response
 }
 
 async fn begin(
@@ -111,29 +108,41 @@ async fn begin(
     request: &mut Request<Incoming>,
     grant: Grant,
     wanted: Wanted,
-) -> Result<(Transport, Tunnel), Refusal> {
-    let (target, transport) = wanted?;
+) -> Result<Tunnel, Refusal> {
+    let wanted = wanted?;
     let session = grant.session().ok_or(Refusal::Sessions)?;
     visit.place.becomes_a_users(&grant, visit.version)?;
-    let opened = match transport {
-        Transport::Tcp => Opened::Tcp(grant.open_tcp(&target).await?),
-        Transport::Udp => Opened::Udp(grant.open_udp(&target).await?),
+    let opened = match wanted {
+        Wants::Port(target, Transport::Tcp) => Opened::Tcp(grant.open_tcp(&target).await?, target),
+        Wants::Port(target, Transport::Udp) => Opened::Udp(grant.open_udp(&target).await?, target),
+        Wants::Packets(scope) => {
+            Opened::Packets(Box::new(Packets::open(visit, &grant, &session, scope).await?))
+        }
     };
+    // A trusted server that says two things says nothing.
+    let from = client(visit, request.headers()).filter(|ip| *ip != visit.peer.ip().to_canonical());
+    let from = from.map_or(visit.peer, |ip| SocketAddr::new(ip, 0));
+    match &opened {
+        Opened::Tcp(open, target) => session.opens(SessionKind::Bytes, from, target, Some(open.address)),
+        Opened::Udp(open, target) => session.opens(SessionKind::Datagrams, from, target, Some(open.address)),
+        Opened::Packets(packets) => session.opens(SessionKind::Packets, from, packets.asked(), None),
+    }
     let client = hyper::upgrade::on(request);
     // Nothing is awaited between this and the end of the answer, which is where hyper begins to send.
     let sending = (visit.version == HttpVersion::Http2).then(|| visit.next_sending.expect());
-    Ok((transport, Tunnel { visit: Arc::clone(visit), grant, session, target, client, sending, opened }))
+    Ok(Tunnel { visit: Arc::clone(visit), grant, session, client, sending, opened })
 }
 
-fn accepted(version: HttpVersion, transport: Transport) -> Response<Answer> {
+/// The answer to a request for a tunnel of `protocol`; `None`: it is a CONNECT without one.
+fn accepted(version: HttpVersion, protocol: Option<&'static str>) -> Response<Answer> {
     let mut response = Response::new(Answer::Whole(Bytes::new()));
     let headers = response.headers_mut();
-    if transport == Transport::Udp {
-        // RFC 9298 §3.5.
+    if let Some(protocol) = protocol {
+        // RFC 9298 §3.5, RFC 9484 §4.5.
         headers.insert("capsule-protocol", HeaderValue::from_static("?1"));
         if version == HttpVersion::Http1 {
             headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
-            headers.insert(UPGRADE, HeaderValue::from_static(CONNECT_UDP));
+            headers.insert(UPGRADE, HeaderValue::from_static(protocol));
             *response.status_mut() = StatusCode::SWITCHING_PROTOCOLS;
         }
     }
@@ -156,8 +165,20 @@ fn refused(version: HttpVersion, refusal: Refusal) -> Response<Answer> {
 }
 
 enum Opened {
-    Tcp(Open<TcpStream>),
-    Udp(Open<UdpSocket>),
+    Tcp(Open<TcpStream>, Target),
+    Udp(Open<UdpSocket>, Target),
+    Packets(Box<Packets>),
+}
+
+impl Opened {
+    /// The protocol that was asked for; `None`: none, as bytes of TCP have no need of one.
+    const fn protocol(&self) -> Option<&'static str> {
+        match self {
+            Self::Tcp(..) => None,
+            Self::Udp(..) => Some(CONNECT_UDP),
+            Self::Packets(_) => Some(CONNECT_IP),
+        }
+    }
 }
 
 /// A request of a user that was let in.
@@ -165,7 +186,6 @@ struct Tunnel {
     visit: Arc<Visit>,
     grant: Grant,
     session: Session,
-    target: Target,
     client: OnUpgrade,
     sending: Option<Arc<Sending>>,
     opened: Opened,
@@ -174,7 +194,7 @@ struct Tunnel {
 impl Tunnel {
     /// Carries what the user sends and receives, to the end.
     async fn run(self) {
-        let Self { visit, grant, session, target, client, sending, opened } = self;
+        let Self { visit, grant, session, client, sending, opened } = self;
         let Ok(client) = client.await else { return };
         match client.downcast::<TokioIo<Plain>>() {
             // What came before the answer was sent without knowing it: it goes with the connection (RFC 9931).
@@ -183,15 +203,17 @@ impl Tunnel {
                 let mut io = parts.io.into_inner();
                 // The target may have nothing to say for as long as it likes, and the user stop reading.
                 visit.place.activity.is_patient();
-                let way = Way { grant: &grant, target: &target, sending: None };
-                if way.carry(&mut io, opened).await == Ended::Broken {
+                let ended = opened.carry(&grant, &session, &mut io, None).await;
+                session.ends(ended.into());
+                if ended.is_broken() {
                     resets(io.tcp());
                 }
             }
             Err(client) => {
-                let way = Way { grant: &grant, target: &target, sending: sending.as_deref() };
-                let ended = way.carry(&mut TokioIo::new(client), opened).await;
-                if let (Ended::Broken, Some(sending)) = (ended, &sending) {
+                let sending = sending.as_deref();
+                let ended = opened.carry(&grant, &session, &mut TokioIo::new(client), sending).await;
+                session.ends(ended.into());
+                if let (true, Some(sending)) = (ended.is_broken(), sending) {
                     sending.cut();
                 }
             }
@@ -200,26 +222,30 @@ impl Tunnel {
     }
 }
 
-impl Way<'_> {
+impl Opened {
     async fn carry(
-        &self,
+        self,
+        grant: &Grant,
+        session: &Session,
         client: &mut (impl AsyncRead + AsyncWrite + Unpin + Send),
-        opened: Opened,
+        sending: Option<&Sending>,
     ) -> Ended {
-        match opened {
-            Opened::Tcp(Open { mut socket, address }) => {
-                let ended = self.bytes(client, &mut socket, address).await;
-                if ended == Ended::Broken {
+        match self {
+            Self::Tcp(Open { mut socket, address }, target) => {
+                let way = Way { grant, session, target: &target, sending };
+                let ended = way.bytes(client, &mut socket, address).await;
+                if ended.is_broken() {
                     // The target learns of it by a reset.
                     resets(&socket);
                 }
                 ended
             }
-            Opened::Udp(Open { socket, address }) => {
-                let datagrams = Datagrams::new(Arc::clone(self.grant.account()));
-                self.datagrams(client, &socket, &datagrams, address).await;
-                Ended::Whole
+            Self::Udp(Open { socket, address }, target) => {
+                let datagrams = Datagrams::new(Arc::clone(session.account()));
+                let way = Way { grant, session, target: &target, sending };
+                way.datagrams(client, &socket, &datagrams, address).await
             }
+            Self::Packets(packets) => packets.carry(session, client).await,
         }
     }
 }
@@ -230,16 +256,19 @@ mod tests {
 
     #[test]
     fn answers_are_those_of_their_version() {
-        let head = |version, transport| {
-            let response = accepted(version, transport);
+        let head = |version, protocol| {
+            let response = accepted(version, protocol);
             let value = |name: &str| response.headers().get(name).map(|it| it.to_str().unwrap().to_owned());
             (response.status().as_u16(), value("upgrade"), value("capsule-protocol"))
         };
-        let (udp, yes) = (Some(CONNECT_UDP.to_owned()), Some("?1".to_owned()));
-        assert_eq!(head(HttpVersion::Http1, Transport::Udp), (101, udp, yes.clone()));
-        assert_eq!(head(HttpVersion::Http2, Transport::Udp), (200, None, yes));
+        let yes = Some("?1".to_owned());
+        for protocol in [CONNECT_UDP, CONNECT_IP] {
+            let first = head(HttpVersion::Http1, Some(protocol));
+            assert_eq!(first, (101, Some(protocol.to_owned()), yes.clone()));
+            assert_eq!(head(HttpVersion::Http2, Some(protocol)), (200, None, yes.clone()));
+        }
         for version in [HttpVersion::Http1, HttpVersion::Http2] {
-            assert_eq!(head(version, Transport::Tcp), (200, None, None));
+            assert_eq!(head(version, None), (200, None, None));
         }
         let refusal = refused(HttpVersion::Http1, Refusal::Address);
         assert_eq!(refusal.status(), StatusCode::FORBIDDEN);

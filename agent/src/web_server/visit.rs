@@ -12,7 +12,7 @@ use ops::metrics::{HttpVersion, Metrics, TcpOutcome, TcpRefused};
 use users::Users;
 
 use super::{
-    activity::Open,
+    activity::{Held, Open},
     places::{Place, Places},
     proxied,
     sending::NextSending,
@@ -62,13 +62,15 @@ impl Visit {
 /// A request that is open; one that nobody ends was given up by its client.
 pub(super) struct Asking {
     open: Open,
+    held: Arc<Held>,
     visit: Arc<Visit>,
     is_counted: bool,
 }
 
 impl Asking {
     pub(super) fn new(visit: &Arc<Visit>) -> Self {
-        Self { open: visit.place.activity.request(), visit: Arc::clone(visit), is_counted: false }
+        let activity = &visit.place.activity;
+        Self { open: activity.request(), held: activity.hold(), visit: Arc::clone(visit), is_counted: false }
     }
 
     /// Counts what has become of it. It stays open until it is dropped.
@@ -82,6 +84,11 @@ impl Asking {
 
     pub(super) fn visit(&self) -> &Visit {
         &self.visit
+    }
+
+    /// What of the answer keeps it among the requests of which something is held. Over HTTP/1.1 there is one at a time.
+    pub(super) fn held(&self) -> Option<Arc<Held>> {
+        (self.visit.version == HttpVersion::Http2).then(|| Arc::clone(&self.held))
     }
 }
 

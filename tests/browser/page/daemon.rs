@@ -20,8 +20,8 @@ use engine::{
     health::Health,
     reach::Failure,
     status::{
-        Accounting, FlowStatus, ForwardStatus, LanePackets, LaneRates, LaneStatus, LastError, PeerRates,
-        PeerState, PeerStatus, TcpServiceStatus, TcpStatus,
+        Accounting, FlowStatus, ForwardStatus, LanePackets, LaneRates, LaneStatus, LastError, LineState,
+        LineStatus, PeerRates, PeerState, PeerStatus, TcpServiceStatus, TcpStatus,
     },
 };
 use ops::{
@@ -141,6 +141,21 @@ fn detail(peer: &mut PeerStatus) {
         ..LaneStatus::default()
     };
     peer.lanes = vec![lane(0), lane(1)];
+    let line = |number: u8, name: &str, state, cause: Option<&'static str>| LineStatus {
+        number,
+        // A line is named in our own configuration, which is no reason to trust it.
+        name: if peer.name.starts_with('<') { Arc::clone(&peer.name) } else { name.into() },
+        state,
+        cause: cause.map(Into::into),
+        lanes_up: 1,
+        sent_bytes: 64_000_000,
+        ..LineStatus::default()
+    };
+    peer.lines = vec![
+        line(0, "dsl", LineState::InUse, None),
+        line(1, "lte", LineState::Standby, Some("metered")),
+        line(2, "sat", LineState::Suspect, Some("silent")),
+    ];
     let service = if peer.name.starts_with('<') { Arc::clone(&peer.name) } else { "dns".into() };
     let flow = |number| FlowStatus {
         number,

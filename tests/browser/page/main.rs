@@ -251,6 +251,9 @@ fn one_peer_in_full(case: &mut Case) {
     browser.wait_for_text("#peer-facts", "fec: 0 sent again, 1 repair symbol, – more bytes");
     browser.wait_for_text("#peer-facts", "38 of 40 missing ones, 2 given up");
     browser.wait_for_text("#peer-tables", "confirmed");
+    for state in ["in use", "standby (metered)", "suspect (silent)"] {
+        browser.wait_for_text("#peer-tables", state);
+    }
     browser.wait_for("document.querySelector('#peer-graphs path.up').getAttribute('d').length > 500");
     case.picture("page-peer", 960, 800);
     browser.run("document.querySelectorAll('#more details').forEach((details) => { details.open = true })");

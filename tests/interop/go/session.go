@@ -249,8 +249,8 @@ func (s *session) message(message wire.Message) error {
 		s.told.aborted(m)
 	case *wire.StreamCredit:
 		s.told.limited(m)
-	case *wire.ReportsWanted, *wire.PacketRepair:
-		// Our hello says that we can do neither.
+	case *wire.ReportsWanted, *wire.PacketRepair, *wire.LineState:
+		// Our hello says that we can do none of these.
 	case *wire.Here:
 		// That it was acknowledged is all that it is for.
 	case *wire.StreamsWanted:

@@ -1,4 +1,5 @@
 //! Peers where UDP does not pass: their packets go over TCP, through the exit's web server, and others on the way (`fronts.rs`).
+//! What attackers may do to that is in `attacks.rs`.
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
@@ -24,6 +25,7 @@ use culvert_tests::{
     upstream::Echo,
 };
 
+mod attacks;
 mod fronts;
 
 const NEEDS: &[Need] = &[
@@ -75,6 +77,8 @@ struct Bed {
     entry: Agent,
     exit: Agent,
     echo: Echo,
+    /// Where the exit listens, on both UDP and TCP.
+    at: SocketAddr,
     /// The entry's ports that lead to the two.
     forwards: [SocketAddr; 2],
 }
@@ -120,7 +124,7 @@ impl Bed {
             forwards[0],
             forwards[1]
         ));
-        Self { cable, entry, exit, echo, forwards }
+        Self { cable, entry, exit, echo, at, forwards }
     }
 
     fn block(&self) -> [Blockade; 2] {
@@ -142,6 +146,14 @@ impl Bed {
         self.exit.samples().count("culvert_http_tcp_requests_total", &labels)
     }
 
+    /// Waits until both ends show that TCP carries their packets, or that UDP does.
+    #[track_caller]
+    fn wait_for_way(&self, over_tcp: bool) {
+        for (agent, peer) in [(&self.entry, "exit"), (&self.exit, "entry")] {
+            agent.wait_for_count("culvert_peer_over_tcp", &[("peer", peer)], over_tcp.into());
+        }
+    }
+
     /// Has IP packets, a flow and a forward cross.
     #[track_caller]
     fn crosses(&self) {
@@ -152,6 +164,12 @@ impl Bed {
         client.converse(20);
         assert!(!self.echo.arrivals().is_empty());
         exchange(&self.forward());
+    }
+
+    /// IP packets of the entry that are to be repaired, and those of them that have numbers.
+    fn repaired(&self) -> [u64; 2] {
+        ["culvert_repair_payloads_total", "culvert_repair_numbered_total"]
+            .map(|name| self.entry.samples().count(name, &[("peer", "exit")]))
     }
 
     /// Opens a forward.
@@ -165,6 +183,13 @@ impl Bed {
     fn sessions(&self) -> u64 {
         self.entry.samples().count("culvert_handshakes_total", &[("outcome", "established")])
     }
+}
+
+/// What an agent shows of its one peer.
+#[track_caller]
+fn status_of_peer(agent: &Agent) -> serde_json::Value {
+    let status: serde_json::Value = serde_json::from_str(&agent.ask(&["status", "--json"])).unwrap();
+    status["status"]["peers"][0].clone()
 }
 
 /// A service that returns what it gets.
@@ -202,10 +227,18 @@ fn a_peer_that_is_always_reached_over_tcp_sends_no_udp() {
     if !needs::met("carrier: always", NEEDS) {
         return;
     }
-    let mut bed = Bed::new(&["https://AT/"], "carrier = \"always\"\n");
+    let mut bed = Bed::new(&["https://AT/"], "carrier = \"always\"\nrepair = \"fec\"\n");
     let blockades = bed.block();
     bed.start();
     bed.crosses();
+    bed.wait_for_way(true);
+    let [repaired, numbered] = bed.repaired();
+    assert!(repaired > 0 && numbered == 0, "TCP repairs what is lost: {numbered} of {repaired}");
+    // The exit shows the client's address of TCP, and sends nothing there over UDP.
+    let peer = status_of_peer(&bed.exit);
+    assert!(peer["address"].as_str().unwrap().starts_with(&format!("{}:", Cable::FIRST[0])), "{peer}");
+    assert_eq!([&peer["way"]["over"], &peer["way"]["because"]], ["carrier", "peer_chose"], "{peer}");
+    assert_eq!(status_of_peer(&bed.entry)["way"]["because"], "dialled");
     assert!(bed.carriers() >= 2, "a control connection and a lane at least");
     for blockade in blockades {
         assert_eq!(blockade.discarded(), 0);
@@ -233,6 +266,7 @@ fn a_peer_that_udp_reaches_opens_no_carrier() {
     bed.start();
     bed.crosses();
     assert_eq!(bed.carriers(), 0);
+    bed.wait_for_way(false);
 }
 
 #[test]
@@ -258,12 +292,14 @@ fn a_live_session_goes_over_tcp_while_udp_is_dropped_and_comes_back() {
     client.reach();
     client.converse(20);
     assert!(bed.carriers() >= 2, "the forward's connection, and a lane");
+    bed.wait_for_way(true);
     drop(blockades);
 
     exchange(&forward);
     client.converse(20);
     bed.entry.wait_for_log(&["UDP passes again"]);
     client.converse(20);
+    bed.wait_for_way(false);
     // Now TCP between the two is dropped: what goes on goes over UDP.
     let tcp = bed.cable.places().map(|place| Blockade::new(&place, "ip saddr 192.0.2.0/24 meta l4proto tcp"));
     exchange(&forward);

@@ -4,6 +4,7 @@
 
 mod database;
 mod jumbo;
+mod lines;
 mod reach;
 mod refused;
 mod striping;

@@ -10,6 +10,7 @@ mod fleet;
 mod forwarding;
 mod hub;
 mod impaired;
+mod imported;
 mod inside;
 mod kernel_routes;
 mod life;

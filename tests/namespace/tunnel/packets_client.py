@@ -284,6 +284,7 @@ async def hostile(host, port, ca, name, credentials, path, target):
         print(*said, await session.pings(own, target))
 
 
-verbs = {"ping": ping, "hold": hold, "hostile": hostile}
-verb, *rest = sys.argv[1:]
-asyncio.run(verbs[verb](*rest))
+if __name__ == "__main__":
+    verbs = {"ping": ping, "hold": hold, "hostile": hostile}
+    verb, *rest = sys.argv[1:]
+    asyncio.run(verbs[verb](*rest))

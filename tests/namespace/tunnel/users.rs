@@ -9,7 +9,7 @@ use std::{
 };
 
 use culvert_tests::{
-    clock::PATIENCE,
+    clock::{self, PATIENCE},
     place::Place,
     probe,
     process::{Running, run, text},
@@ -37,10 +37,12 @@ impl Users {
         let folder = tempfile::tempdir().unwrap();
         let [chain, key] = certificate(folder.path());
         let mut sites = Plan::two().prepare();
+        let outer = sites.a().outer_address(Family::V4);
         sites.a().append(&format!(
             "\n[http]\ncertificate_file = \"{}\"\nkey_file = \"{}\"\nnames = [\"{NAME}\"]\n\
-             pool = [\"10.8.1.0/24\", \"fd08:1::/64\"]\n\
-             [[service]]\nname = \"lan\"\nupstream = \"any\"\nallow = [\"10.9.0.0/16\", \"fd09::/32\"]\n",
+             pool = [\"10.8.1.0/24\", \"fd08:1::/64\"]\nlisten = [\"{outer}:{PORT}\"]\n\
+             [[service]]\nname = \"lan\"\nupstream = \"any\"\nallow = [\"10.9.0.0/16\", \"fd09::/32\"]\n\
+             [records]\nfile = \"records.json\"\n",
             chain.display(),
             key.display()
         ));
@@ -58,6 +60,24 @@ impl Users {
         command
     }
 
+    /// The client over TCP, with this version of HTTP.
+    fn over_tcp(&self, version: &str, verb: &str, credentials: &str, path: &str) -> Command {
+        let gateway = self.sites.a().outer_address(Family::V4).to_string();
+        let mut command = self.place().command(self.python);
+        command.arg(concat!(env!("CARGO_MANIFEST_DIR"), "/namespace/tunnel/packets_tcp_client.py"));
+        command.args([version, verb, &gateway, &PORT.to_string(), credentials]);
+        command.arg(format!("/.well-known/masque/ip/{path}")).env("PYTHONDONTWRITEBYTECODE", "1");
+        command
+    }
+
+    /// Runs it to its end; what it says.
+    #[track_caller]
+    fn tcp(&self, version: &str, verb: &str, credentials: &str, path: &str, more: &[String]) -> String {
+        let output = run(self.over_tcp(version, verb, credentials, path).args(more), CLIENT_LIMIT);
+        assert!(output.status.success(), "{verb} {path} over HTTP/{version}: {}", text(&output.stderr));
+        text(&output.stdout).trim().to_owned()
+    }
+
     /// Where the client is: at the router before a.
     fn place(&self) -> Place {
         self.sites.west()
@@ -73,10 +93,7 @@ impl Users {
 
     /// Starts a client that holds a session.
     fn device(&self, credentials: &str) -> Device {
-        let mut command = self.command("hold", credentials, "*/*/");
-        let mut process = Running::start("a device", command.stdout(Stdio::piped()));
-        let said = BufReader::new(process.child().stdout.take().unwrap());
-        Device { process, said }
+        Device::start(self.command("hold", credentials, "*/*/"))
     }
 
     fn add(&self, name: &str, more: &[&str]) -> String {
@@ -102,6 +119,20 @@ impl Users {
         };
         assert_eq!(datagrams("from_user"), datagrams("to_target") + dropped("dropped_from_user"), "{user}");
         assert_eq!(datagrams("from_target"), datagrams("to_user") + dropped("dropped_to_user"), "{user}");
+        // What QUIC has given up was counted before.
+        let unsent = user["dropped_to_user"]["unsent"].as_u64().unwrap_or(0);
+        let counted = [datagrams("to_target"), datagrams("to_user") + unsent];
+        clock::until("the records of the user's sessions", PATIENCE, || {
+            let file = self.sites.a().agent.folder().join("records.json");
+            let text = fs::read_to_string(file).unwrap();
+            let lines = text.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+            let of_user: Vec<_> = lines.filter(|line| line["kind"] == "connect_ip").collect();
+            let sum = |member: &str| of_user.iter().filter_map(|line| line[member].as_u64()).sum::<u64>();
+            let found = [sum("downlink_packets"), sum("uplink_packets")];
+            // A request that was refused took a place, and has opened nothing.
+            assert!(user["sessions_total"].as_u64() >= u64::try_from(of_user.len()).ok(), "{of_user:?}");
+            if found == counted { Ok(()) } else { Err(format!("{found:?} of {counted:?}: {of_user:?}")) }
+        });
     }
 }
 
@@ -111,6 +142,13 @@ struct Device {
 }
 
 impl Device {
+    fn start(mut command: Command) -> Self {
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut process = Running::start("a device", &mut command);
+        let said = BufReader::new(process.child().stdout.take().unwrap());
+        Self { process, said }
+    }
+
     fn line(&mut self) -> String {
         let mut line = String::new();
         self.said.read_line(&mut line).unwrap();
@@ -237,4 +275,73 @@ fn a_path_below_1280_bytes_ends_the_session() {
     assert_eq!(device.line(), "end None");
     assert_eq!(users.figures()["refused"]["path_too_small"], 1);
     users.check_accounts();
+}
+
+#[test]
+fn packets_of_users_come_over_tcp_too() {
+    if !possible("packets over TCP") {
+        return;
+    }
+    let Some(python) = venv::python("packets over TCP") else { return };
+    let users = Users::new(python);
+    let a = users.sites.a();
+    let hosts = Family::BOTH.map(|family| a.host_address(family).to_string());
+    let anna = users.add("anna", &NETWORKS);
+    for (version, status) in [("1", "101"), ("2", "200")] {
+        // Packets of 1,328 and 1,348 bytes.
+        let said = users.tcp(version, "ping", &anna, "*/*/", &hosts);
+        let [said, addresses, routes, answers] = said.split(' ').collect::<Vec<_>>()[..] else {
+            panic!("{said}")
+        };
+        assert_eq!((said, answers), (status, "6"));
+        assert!(addresses.starts_with("10.8.1.") && addresses.contains(",fd08:1::"), "{addresses}");
+        assert!(routes.contains("10.9.1.2-10.9.1.254/0,") && !routes.contains("10.9.2."), "{routes}");
+        for (path, refused) in
+            [("10.9.2.2/*/", "403"), ("nobody.invalid/*/", "502"), ("10.9.1.2/256/", "400")]
+        {
+            let said = users.tcp(version, "ping", &anna, path, &[]);
+            assert_eq!(said.split(' ').next(), Some(refused), "{path}: {said}");
+        }
+        // Over HTTP/1.1 the end of a session may overtake what its client still sends.
+        let said = users.tcp(version, "hostile", &anna, "*/*/", &hosts[..1]);
+        let said: Vec<_> = said.split(' ').collect();
+        assert!(said[..4].iter().all(|end| *end == "ended" || version == "1" && *end == "reset"), "{said:?}");
+        assert_eq!((said.len(), said[4]), (5, "3"));
+        users.check_accounts();
+    }
+    let user = users.figures();
+    assert_eq!(user["refused"]["capsules"], 8, "{user}");
+    let dropped = serde_json::json!({ "source": 2, "destination": 8, "malformed": 2, "unknown_capsule": 2 });
+    assert_eq!(user["dropped_from_user"], dropped, "{user}");
+    assert_eq!(user["datagrams"]["to_user"], 2 * (6 + 3 + 3), "{user}");
+
+    // What comes from the network for a device, and the end of what may not go on.
+    let [mut first, mut second] =
+        ["1", "2"].map(|version| Device::start(users.over_tcp(version, "hold", &anna, "*/*/")));
+    for device in [&mut first, &mut second] {
+        let line = device.line();
+        for address in line.split(' ').skip(1) {
+            let address = address.split('/').next().unwrap().parse().unwrap();
+            probe::reaches(&a.host, address, &["-s", "1300"]);
+        }
+    }
+    // Neither do those hold anything up who take no answers.
+    let mut deaf = ["1", "2"].map(|version| {
+        let mut command = users.over_tcp(version, "deaf", &anna, "*/*/");
+        command.arg(&hosts[0]);
+        Device::start(command)
+    });
+    for device in &mut deaf {
+        assert_eq!(device.line(), "sent");
+    }
+    assert!(users.figures()["dropped_to_user"]["queue_full"].as_u64() >= Some(1_000));
+    assert!(a.agent.ask(&["user", "set", "anna", "--disable"]).contains("anna"));
+    for mut device in [first, second] {
+        // The connection of HTTP/1.1, and a stream of HTTP/2 with CANCEL.
+        let line = device.line();
+        assert!(["reset", "reset 8"].contains(&&*line), "{line}");
+        assert!(device.process.wait(PATIENCE).success());
+    }
+    users.check_accounts();
+    assert_eq!(users.figures()["addresses"], serde_json::json!([]));
 }

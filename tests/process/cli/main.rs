@@ -22,3 +22,4 @@ mod reload;
 mod run;
 mod service;
 mod status;
+mod uplink;

@@ -6,6 +6,8 @@ use std::{
     net::{Shutdown, SocketAddr, TcpStream},
     path::Path,
     process::{Command, Stdio},
+    thread,
+    time::Duration,
 };
 
 use culvert_tests::{
@@ -15,7 +17,7 @@ use culvert_tests::{
     needs::{self, Need},
     pair::{Pair, Plan},
     ports,
-    process::Running,
+    process::{Running, run, text},
     upstream::Echo,
 };
 use serde_json::Value;
@@ -129,10 +131,10 @@ fn collector(tool: &str, args: &[&str], folder: &Path, ready: &str) -> Running {
 }
 
 /// Has an entry send what three flows and a forward have carried; the flows as the collector shows them, which are as many as there are
-/// directions, have the sums of the counters.
-fn collects(port: SocketAddr, shown: impl Fn() -> Vec<Shown>) {
+/// directions, have the sums of the counters. It is asked once the entry has ended, so that all was sent.
+fn collects(port: SocketAddr, mut shown: impl FnMut() -> Vec<Shown>) {
     let (echo, ingress) = (Echo::new(), ports::loopback());
-    let pair = Plan::default()
+    let mut pair = Plan::default()
         .service("echo", echo.address, "idle = \"1s\"\n")
         .forward("echo", ingress)
         .entry(&format!("[records]\ncollector = \"{port}\"\n"))
@@ -154,19 +156,56 @@ fn collects(port: SocketAddr, shown: impl Fn() -> Vec<Shown>) {
         };
         of("uplink") + of("downlink")
     };
-    let sums = |protocol: u64| {
-        let flows = shown();
-        let of = flows.iter().filter(|flow| flow.protocol == protocol);
-        of.fold((0, 0, 0), |(count, packets, bytes), flow| {
-            (count + 1, packets + flow.packets, bytes + flow.bytes)
-        })
-    };
+    let (datagrams, bytes) = (delivered("datagrams"), delivered("bytes"));
+    assert_eq!(datagrams, 60);
+    assert_eq!(pair.entry.terminate().code(), Some(0));
     clock::until("the collector has all", PATIENCE, || {
-        let found = (sums(17), sums(6));
-        let expected = ((6, delivered("datagrams"), delivered("bytes")), (2, 0, 10_000));
+        let flows = shown();
+        let found = [17, 6].map(|protocol| {
+            let of = flows.iter().filter(|flow| flow.protocol == protocol);
+            of.fold((0, 0, 0), |(count, packets, bytes), flow| {
+                (count + 1, packets + flow.packets, bytes + flow.bytes)
+            })
+        });
+        let expected = [(6, datagrams, bytes), (2, 0, 10_000)];
         if found == expected { Ok(()) } else { Err(format!("{found:?} of {expected:?}")) }
     });
-    assert_eq!(delivered("datagrams"), 60);
+}
+
+#[test]
+fn nfdump_shows_what_the_counters_count() {
+    let tools = [Need::Tool("nfcapd", "nfdump"), Need::Tool("nfdump", "nfdump")];
+    if !needs::met("records beside nfdump", &[needs::AGENTS, &tools].concat()) {
+        return;
+    }
+    let (folder, port) = (tempfile::tempdir().unwrap(), ports::loopback());
+    let (flows, at) = (folder.path().join("flows"), port.port().to_string());
+    fs::create_dir(&flows).unwrap();
+    let args = ["-w", "flows", "-b", "127.0.0.1", "-p", &at, "-t", "3600"];
+    let mut nfcapd = collector("nfcapd", &args, folder.path(), "Startup nfcapd");
+    let mut is_over = false;
+    collects(port, || {
+        // Its file is whole when it has ended, and that it does before it has read all that waits in its socket.
+        if !is_over {
+            let log = folder.path().join("log");
+            thread::sleep(Duration::from_millis(500));
+            nfcapd.terminate();
+            nfcapd.wait(PATIENCE);
+            let said = fs::read_to_string(&log).unwrap();
+            assert!(said.contains("Sequence Errors: 0, Bad Packets: 0"), "{said}");
+            is_over = true;
+        }
+        let mut nfdump = Command::new(needs::tool("nfdump").unwrap());
+        nfdump.arg("-R").arg(&flows).args(["-q", "-N", "-o", "fmt:%pr %pkt %byt"]);
+        let output = run(&mut nfdump, PATIENCE);
+        assert!(output.status.success(), "{}", text(&output.stderr));
+        let shown = |line: &str| {
+            let mut numbers = line.split_whitespace().map(|word| word.parse().unwrap());
+            let mut next = || numbers.next().unwrap();
+            Shown { protocol: next(), packets: next(), bytes: next() }
+        };
+        text(&output.stdout).lines().filter(|line| !line.trim().is_empty()).map(shown).collect()
+    });
 }
 
 #[test]

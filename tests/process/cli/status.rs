@@ -200,6 +200,10 @@ fn documented(printed: &[Value]) {
         "peers[].last_error.",
         "peers[].send_error.",
         "peers[].contested.",
+        "peers[].carrier_error.",
+        "peers[].lines[]",
+        "uplinks[]",
+        "talkers[]",
         "meanings",
     ];
     for row in rows.iter().filter(|row| !special.iter().any(|special| row.starts_with(special))) {

@@ -5,10 +5,14 @@
 //! |---|---|
 //! | what a hostile peer does | `peer/` |
 //! | the same peer as a program | `program.rs` |
+//! | what it does where it has a quota, a map, or ends what is recorded | `counted.rs` |
+//! | what comes to a port that expects PROXY headers | `proxy.rs` |
 
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
+mod counted;
 mod peer;
+mod proxy;
 
 use std::{
     fs,
@@ -60,6 +64,12 @@ enum Setting {
     Guests,
     /// Peers of its configuration, with inner addresses of its TUN device.
     Device,
+    /// The same, whose network has other addresses here than there.
+    Mapped,
+    /// Peers of its configuration, each with a quota.
+    Quota,
+    /// Peers of its configuration, and what their flows carry is recorded in a folder of its own.
+    Recorded,
 }
 
 /// An innocent entry, and an exit that a hostile peer may connect to.
@@ -97,8 +107,9 @@ impl Scene {
         };
         let hostile = match setting {
             Setting::Guests => "[access]\nmode = \"open\"\nservices = [\"sink\", \"mute\"]\n".to_owned(),
-            Setting::Listed => peers(),
-            Setting::Device => format!(
+            Setting::Listed | Setting::Quota => peers(),
+            Setting::Recorded => format!("{}{}", counted::RECORDS, peers()),
+            Setting::Device | Setting::Mapped => format!(
                 "[tun]\naddress = [\"10.9.0.1/24\"]\nrouting = \"kernel\"\nmulticast = true\n{}",
                 peers()
             ),
@@ -111,7 +122,14 @@ impl Scene {
             .forbidden_service("mute", mute, "protocol = \"tcp\"")
             .exit(&hostile)
             .forward("echo", ingress)
-            .start();
+            .prepare();
+        let mut pair = pair;
+        if setting == Setting::Recorded {
+            fs::create_dir(pair.exit.folder().join("records")).unwrap();
+        }
+        pair.exit.start();
+        pair.entry.start();
+        pair.wait_for_connection();
         let mut client = Client::new(0, ingress);
         client.converse(3);
         let (_sink, mute) = (UdpSocket::bind(sink).unwrap(), TcpListener::bind(mute).unwrap());
@@ -249,8 +267,11 @@ fn peer_lines(attack: Attack, setting: Setting, keys: &Path, dialled: SocketAddr
     if attack == Attack::Leaving {
         lines += &format!("endpoints = [\"{dialled}\"]\n");
     }
-    if setting == Setting::Device {
-        lines += &format!("address = [\"{}\"]\n", inner(attack));
+    match setting {
+        Setting::Device => lines += &format!("address = [\"{}\"]\n", inner(attack)),
+        Setting::Mapped => lines += &counted::mapped(inner(attack)),
+        Setting::Quota => lines += counted::QUOTA,
+        Setting::Listed | Setting::Guests | Setting::Recorded => {}
     }
     lines
 }

@@ -9,8 +9,8 @@ use std::{
 use super::files::{root, slug};
 
 /// Documents outside `docs/`. The crates' READMEs come with them.
-const DOCUMENTS: [&str; 5] =
-    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "fuzz/README.md"];
+const DOCUMENTS: [&str; 6] =
+    ["README.md", "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "fuzz/README.md", "tests/README.md"];
 
 /// Paths of all documents, relative to the repository.
 fn documents() -> Vec<PathBuf> {

@@ -35,8 +35,8 @@ const SERVER: &[Need] = &[
     PROMTOOL,
 ];
 
-/// What two agents on loopback do not have: a TUN device.
-const NOT_HERE: [&str; 1] = ["culvert_tun_device"];
+/// What two agents on loopback do not have: a TUN device, and several lines.
+const NOT_HERE: [&str; 2] = ["culvert_tun_device", "culvert_line_suspect"];
 
 /// A server, its configuration and its data.
 struct Prometheus {

@@ -11,6 +11,7 @@
 
 mod bed;
 mod hostile;
+mod user_records;
 mod users;
 
 use std::{

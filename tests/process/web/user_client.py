@@ -37,6 +37,7 @@ from visitor import NAME, connect as connect_tls
 
 PATIENCE = 30
 UDP = "/.well-known/masque/udp/{}/{}/"
+IP = "/.well-known/masque/ip/{}/{}/"
 
 
 def fields(credentials, name="proxy-authorization"):
@@ -52,8 +53,8 @@ class Closed(Exception):
 class Http1:
     """A tunnel over HTTP/1.1."""
 
-    def __init__(self, port, behind=b""):
-        self.tls, self.behind, self.buffer = connect_tls(port, "http/1.1", ragged=False), behind, b""
+    def __init__(self, port, behind=b"", host="127.0.0.1"):
+        self.tls, self.behind, self.buffer = connect_tls(port, "http/1.1", ragged=False, host=host), behind, b""
 
     def open(self, first_line, lines):
         head = [first_line] + [f"{name}: {value}" for name, value in lines] + [f"Host: {NAME}", "", ""]
@@ -70,10 +71,16 @@ class Http1:
         return self.open(f"CONNECT {authority} HTTP/1.1", lines)
 
     def udp(self, host, target, lines):
-        more = [("Connection", "Upgrade"), ("Upgrade", "connect-udp"), ("Capsule-Protocol", "?1")]
-        status = self.open(f"GET {UDP.format(host, target)} HTTP/1.1", more + lines)
+        return self.upgrade("connect-udp", UDP.format(host, target), lines)
+
+    def packets(self, path, lines):
+        return self.upgrade("connect-ip", path, lines)
+
+    def upgrade(self, protocol, path, lines):
+        more = [("Connection", "Upgrade"), ("Upgrade", protocol), ("Capsule-Protocol", "?1")]
+        status = self.open(f"GET {path} HTTP/1.1", more + lines)
         if status == "101":
-            assert "upgrade: connect-udp" in self.head and "capsule-protocol: ?1" in self.head, self.head
+            assert f"upgrade: {protocol}" in self.head and "capsule-protocol: ?1" in self.head, self.head
         return status
 
     def send(self, data):
@@ -120,8 +127,8 @@ class Half:
 class Http2:
     """A tunnel on a stream of HTTP/2."""
 
-    def __init__(self, port):
-        self.tls = connect_tls(port, "h2", ragged=False)
+    def __init__(self, port, host="127.0.0.1"):
+        self.tls = connect_tls(port, "h2", ragged=False, host=host)
         self.tls.settimeout(PATIENCE)
         self.http = h2.connection.H2Connection(h2.config.H2Configuration(client_side=True))
         self.http.initiate_connection()
@@ -168,7 +175,13 @@ class Http2:
                           (":path", path)] + lines)
 
     def udp(self, host, target, lines):
-        status = self.extended("connect-udp", UDP.format(host, target), [("capsule-protocol", "?1")] + lines)
+        return self.capsules("connect-udp", UDP.format(host, target), lines)
+
+    def packets(self, path, lines):
+        return self.capsules("connect-ip", path, lines)
+
+    def capsules(self, protocol, path, lines):
+        status = self.extended(protocol, path, [("capsule-protocol", "?1")] + lines)
         if status == "200":
             assert self.head[b"capsule-protocol"] == b"?1", self.head
         return status
@@ -346,11 +359,13 @@ def answers(port, version, credentials):
             said.append(client.connect(authority, lines))
             assert said[-1] == "200" or "connection: close" in client.head, client.head
         said.append(Http1(port).udp("echo", 7, lines))
+        said.append(Http1(port).packets(IP.format("*", "*"), lines))
     else:
         client = Http2(port)
         for authority in ("web:80", "127.0.0.1:1", "nothing"):
             said.append(client.connect(authority, lines))
-        for protocol, path in (("connect-udp", UDP.format("echo", 7)), ("connect-udp", "/x"), ("connect-ip", "/"), ("x", "/")):
+        for protocol, path in (("connect-udp", UDP.format("echo", 7)), ("connect-udp", "/x"), ("connect-ip", "/"),
+                               ("connect-ip", IP.format("*", "*")), ("x", "/")):
             said.append(client.extended(protocol, path, lines))
     print(*said)
 

@@ -22,8 +22,8 @@ use crate::{
 /// A bed with services, and a user's credentials.
 pub(crate) struct Users {
     pub(crate) bed: Bed,
-    tcp: TcpEcho,
-    udp: Echo,
+    pub(crate) tcp: TcpEcho,
+    pub(crate) udp: Echo,
     pub(crate) credentials: String,
 }
 
@@ -56,12 +56,12 @@ impl Users {
     }
 
     #[track_caller]
-    fn good(&self, verb: &str, version: &str, more: &[&str]) -> String {
+    pub(crate) fn good(&self, verb: &str, version: &str, more: &[&str]) -> String {
         self.ask(verb, version, &self.credentials, more)
     }
 
     /// A client that goes on until it is dropped: its verb, its version, and the rest.
-    fn running(&self, words: &[&str]) -> Running {
+    pub(crate) fn running(&self, words: &[&str]) -> Running {
         let mut command = Place::Host.command(&self.bed.python);
         command.arg(Path::new(FOLDER).join("user_client.py"));
         let port = self.bed.tcp.port().to_string();
@@ -86,7 +86,7 @@ fn add_anna(bed: &Bed) -> String {
     format!("anna:{}", said["password"].as_str().unwrap())
 }
 
-const VERSIONS: [&str; 2] = ["1", "2"];
+pub(crate) const VERSIONS: [&str; 2] = ["1", "2"];
 
 #[test]
 fn a_users_connect_reaches_what_it_may_over_both_versions() {
@@ -170,12 +170,12 @@ fn without_good_credentials_all_is_as_if_there_were_no_users() {
     let Some(users) = Users::new("users' credentials", "") else { return };
     let none = VERSIONS.map(|version| users.ask("answers", version, "-", &[]));
     // The upgrade is asked of the site as a plain request, and all CONNECT is 405.
-    assert_eq!(none, ["405 405 405 200", "405 405 405 405 405 405 405"]);
+    assert_eq!(none, ["405 405 405 200 200", "405 405 405 405 405 405 405 405"]);
     for wrong in ["anna:wrong", "ben:wrong", "anna:", ":", &format!("{}x", users.credentials)] {
         assert_eq!(VERSIONS.map(|version| users.ask("answers", version, wrong, &[])), none, "{wrong}");
     }
     let good = VERSIONS.map(|version| users.good("answers", version, &[]));
-    assert_eq!(good, ["200 502 400 101", "200 502 400 200 400 501 501"]);
+    assert_eq!(good, ["200 502 400 101 501", "200 502 400 200 400 400 501 501"]);
     // A password is not shown to the site.
     let page = users.bed.curl(&["--user", &users.credentials], "/echo");
     assert!(page.contains("\"GET\"") && !page.contains("authorization"), "{page}");
@@ -202,6 +202,12 @@ fn a_user_may_stop_reading_for_as_long_as_it_likes() {
             assert_eq!(paused.join().unwrap(), "True", "HTTP/{version}");
         }
     });
+}
+
+#[test]
+fn a_visitor_that_reads_nothing_has_16_answers_where_there_are_users() {
+    let Some(users) = Users::new("a visitor who reads nothing", "") else { return };
+    assert_eq!(users.bed.visit("shy"), "16 84 16 200");
 }
 
 #[test]

@@ -20,9 +20,9 @@ NAME = "gw.example.net"
 HEADERS = [(":method", "GET"), (":scheme", "https"), (":authority", NAME), (":path", "/echo")]
 
 
-def connect(port, *protocols, ragged=True):
+def connect(port, *protocols, ragged=True, host="127.0.0.1"):
     """A TLS connection; unless `ragged`, an end without close_notify is an error."""
-    plain = socket.create_connection(("127.0.0.1", port), timeout=60)
+    plain = socket.create_connection((host, port), timeout=60)
     plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
@@ -69,6 +69,49 @@ def goaway(tls):
     except (ConnectionError, ssl.SSLError):
         pass
     return said
+
+
+def shy(port):
+    """Asks 100 times, takes one byte of each answer, and only then the rest; prints how many got the site's, and which came whole."""
+    tls, connection = http2(port)
+    connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 1})
+    statuses, ended, received = {}, set(), {}
+
+    def read():
+        for event in read_events(tls, connection):
+            if isinstance(event, h2.events.ResponseReceived):
+                statuses[event.stream_id] = dict(event.headers)[b":status"].decode()
+            elif isinstance(event, h2.events.DataReceived):
+                received[event.stream_id] = received.get(event.stream_id, 0) + len(event.data)
+                connection.acknowledge_received_data(event.flow_controlled_length, event.stream_id)
+            elif isinstance(event, h2.events.StreamEnded):
+                ended.add(event.stream_id)
+        tls.sendall(connection.data_to_send())
+
+    def ask(stream):
+        head = HEADERS[:3] + [(":path", "/zeros/3000")]
+        connection.send_headers(stream, head, end_stream=True)
+        tls.sendall(connection.data_to_send())
+        while stream not in statuses:
+            read()
+        return statuses[stream]
+
+    # The window is in effect once the server has said so.
+    tls.sendall(connection.data_to_send())
+    time.sleep(0.5)
+    streams = [2 * number + 1 for number in range(100)]
+    for stream in streams:
+        ask(stream)
+        time.sleep(0.01)
+    good = [stream for stream in streams if statuses[stream] == "200"]
+    refused = [stream for stream in streams if statuses[stream] == "503"]
+    # The client takes all: there is room again.
+    connection.update_settings({h2.settings.SettingCodes.INITIAL_WINDOW_SIZE: 65535})
+    tls.sendall(connection.data_to_send())
+    while not ended.issuperset(streams):
+        read()
+    whole = [stream for stream in good if received[stream] == 3000]
+    print(len(good), len(refused), len(whole), ask(201))
 
 
 def send_until_closed(tls, make, most):

@@ -189,6 +189,7 @@ fn envelope(input: Input<'_>) -> Outcome {
         Message::Leave => "leave",
         Message::StreamAbort(_) => "stream_abort",
         Message::StreamCredit { .. } => "stream_credit",
+        Message::LineState(_) => "line_state",
     };
     let mut again = Vec::new();
     message.encode(&mut again);

@@ -6,7 +6,7 @@ use base::files;
 use gate::identity::Endpoint;
 
 use crate::{
-    checks::Checks,
+    checks::{Checks, Holder, LookedUp},
     kinds::{Kind, text},
     peers::Peer,
     problem::At,
@@ -192,6 +192,16 @@ impl Checks {
 }
 
 impl Checks {
+    /// Notes where the proxy is: packets to it have to stay out of the tunnel, as those to an endpoint.
+    pub(crate) fn check_proxy(&mut self, peer: &Peer, at: &At) {
+        let Some(proxy) = &peer.proxy else { return };
+        let name = Arc::clone(&peer.name);
+        match proxy.at.name().parse() {
+            Ok(address) => self.carried_by(address, Holder::Peer(name), at.clone()),
+            Err(_) => self.looked_up.push(LookedUp { what: "proxy", name, at: at.clone() }),
+        }
+    }
+
     /// Looks at the files of certificates that these peers name.
     pub(crate) fn check_ca_files(&mut self, peers: &[Peer]) {
         for (place, at) in mem::take(&mut self.ca_files) {

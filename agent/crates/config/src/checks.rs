@@ -46,13 +46,13 @@ pub(super) struct Checks {
     pub(super) listeners: Vec<Listener>,
     /// The prefixes of `[tun]` and of every `peer.allowed_ips`.
     pub(super) overlay: Vec<Claim>,
-    /// The addresses of `transport.listen` and of every `peer.endpoints`.
+    /// The addresses of `transport.listen`, of every `peer.endpoints` and `peer.proxy`.
     pub(super) underlay: Vec<Claim>,
     /// The addresses of `peer.address`, and whose they are.
     pub(super) next_hops: BTreeMap<IpAddr, Arc<str>>,
     /// The peers with preshared keys, by their places among all peers, and where their files are named.
     pub(super) preshared: Vec<(usize, At)>,
-    /// Those of `peer.endpoints` that have a name instead.
+    /// Those of `peer.endpoints` and `peer.proxy` that have a name instead.
     pub(super) looked_up: Vec<LookedUp>,
     /// The peers with a file of certificates, by their places among all peers, and where it is named.
     pub(super) ca_files: Vec<(usize, At)>,
@@ -86,10 +86,11 @@ pub(super) struct Claim {
     pub(super) at: At,
 }
 
-/// An endpoint with a host name.
+/// An endpoint or a proxy with a host name.
 #[derive(Clone)]
 pub(super) struct LookedUp {
-    /// The name of the peer that has the endpoint.
+    pub(super) what: &'static str,
+    /// The name of the peer that has it.
     pub(super) name: Arc<str>,
     pub(super) at: At,
 }
@@ -157,7 +158,7 @@ impl Checks {
         let name = Arc::clone(&self.peer);
         match endpoint.name().parse() {
             Ok(address) => self.carried_by(address, Holder::Peer(name), at.clone()),
-            Err(_) => self.looked_up.push(LookedUp { name, at: at.clone() }),
+            Err(_) => self.looked_up.push(LookedUp { what: "endpoint", name, at: at.clone() }),
         }
         Ok(())
     }
@@ -303,8 +304,10 @@ impl Checks {
         }
     }
 
-    /// Reports that the name that stands at `at` is taken.
+    /// Reports that the name that stands at `at` is taken. What is no name has been reported, and those of a range are all alike.
     pub(super) fn taken(&mut self, at: &At, name: &str, taker: &str) {
-        self.report.add(at, format!("{name:?} is taken by {taker}"), "choose another name");
+        if value::name(name).is_ok() {
+            self.report.add(at, format!("{name:?} is taken by {taker}"), "choose another name");
+        }
     }
 }

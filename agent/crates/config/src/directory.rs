@@ -239,7 +239,8 @@ impl Checks {
         let shared = peer.shares_prefixes() || follows_routes;
         let claim = |net: &ipnet::IpNet| Claim { net: *net, holder: holder(), shared, at: at() };
         self.overlay.extend(peer.allowed_ips.iter().map(claim));
-        for address in peer.endpoints.iter().filter_map(|endpoint| endpoint.name().parse().ok()) {
+        let carried = peer.endpoints.iter().chain(peer.proxy.iter().map(|proxy| &proxy.at));
+        for address in carried.filter_map(|endpoint| endpoint.name().parse().ok()) {
             self.carried_by(address, holder(), at());
         }
     }

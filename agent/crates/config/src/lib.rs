@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | what the daemon reads | this one: [`Config`] and its parts |
-//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs`, `records.rs`; services without an address: `any.rs` |
+//! | which keys there are: name, type, default, check, effect of a reload and consequence of each, in one place | `sections.rs`, `peers.rs`, `tun.rs`, `users.rs`, `records.rs`, `uplink.rs`; services without an address: `any.rs` |
 //! | what follows from such a declaration, and how a file is walked | `section.rs` |
 //! | what a value may be | `kinds.rs`; what it may be beside others: `checks.rs`, `resolve.rs` |
 //! | where the key is when systemd hands it over | `credential.rs` |
@@ -29,7 +29,7 @@
 //!   tun
 //!   peers   users
 //!   sections
-//!   repair   upstream
+//!   repair   upstream   uplink
 //!   section                   how sections declare their keys, and how they are read
 //!   kinds
 //!   checks
@@ -99,6 +99,9 @@ mod token;
 mod tun;
 #[cfg(test)]
 mod tun_tests;
+mod uplink;
+#[cfg(test)]
+mod uplink_tests;
 mod upstream;
 mod users;
 #[cfg(test)]
@@ -125,6 +128,7 @@ pub use token::{Token, TokenError};
 pub use tun::{
     INNER_REMEDY, LOOKUP_REMEDY, OwnRoutes, ROUTES_REMEDY, Routing, SourceCheck, Spread, Tun, takes_lookups,
 };
+pub use uplink::{Cost, Uplink};
 pub use upstream::{Target, Upstream};
 pub use users::{MAX_USERS, Network, NewUser, User};
 pub use value::size_text;

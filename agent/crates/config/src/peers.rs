@@ -435,6 +435,7 @@ impl Checks {
             }
             self.check_rate(&mut table, &peer);
             self.check_carrier(&peer, &table.place("carrier"), table.has("endpoints"));
+            self.check_proxy(&peer, &table.place("proxy"));
             self.check_map(&mut table, &peer);
             if !peer.preshared_key_files.is_empty() {
                 let at = table.place("preshared_key_file");

@@ -13,7 +13,7 @@ use toml::{
 
 use crate::{
     problem::{At, Report},
-    value::{Bad, bad},
+    value::{self, Bad, bad},
 };
 
 /// The sections that may have ranges, each with the key of its ports and the one of the name that gets a number.
@@ -101,7 +101,7 @@ fn copy<'t>(table: &Spanned<DeValue<'t>>, ports: &str, name: &str, place: usize)
         if let Some(DeValue::String(name)) = keys.get_mut(name).map(Spanned::get_mut)
             && !name.is_empty()
         {
-            *name = Cow::Owned(numbered(name, place));
+            *name = Cow::Owned(named(name, place));
         }
     }
     copy
@@ -122,6 +122,19 @@ fn port_at(text: &str, place: usize) -> Option<(&str, u16)> {
         Ok(found) => found.and_then(|(host, mut ports)| Some((host, ports.nth(place)?))),
         Err(_) => text.rsplit_once(':').map(|(host, _)| (host, 1)),
     }
+}
+
+/// The name of the service at `place`. A name that no service may have stays as it is at every place, so that the problem is said once.
+fn named(name: &str, place: usize) -> String {
+    let is_name = |name: &str| value::name(name).is_ok();
+    if !is_name(name) {
+        return name.to_owned();
+    }
+    let own = numbered(name, place);
+    if is_name(&own) {
+        return own;
+    }
+    (0..place).map(|place| numbered(name, place)).find(|name| !is_name(name)).unwrap_or(own)
 }
 
 /// The name of the service at `place` of the range that is called `name`.
@@ -269,6 +282,24 @@ mod tests {
         let named_twice =
             problems(&format!("{}{PEER}services = [\"games\", \"games\"]\n", service("\"10.0.0.5:1-3\"")));
         assert!(named_twice.len() == 1 && named_twice[0].contains("named twice"), "{named_twice:?}");
+    }
+
+    #[test]
+    fn a_bad_name_of_a_range_is_said_once() {
+        for (name, shown) in [
+            ("a b", "\"a b\" is not a name".to_owned()),
+            (&*"x".repeat(62), format!("\"{}.10\" is not a name", "x".repeat(62))),
+        ] {
+            for ports in ["6000-6003", "6000-6019", "6000-6199"] {
+                let text = format!("[[service]]\nname = \"{name}\"\nupstream = \"10.0.0.5:{ports}\"\n");
+                if name.len() == 62 && ports == "6000-6003" {
+                    parsed(&text).expect("the numbers have one digit");
+                    continue;
+                }
+                let found = problems(&text);
+                assert!(found.len() == 1 && found[0].contains(&shown), "{name} {ports}: {found:?}");
+            }
+        }
     }
 
     #[test]

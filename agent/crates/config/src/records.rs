@@ -13,16 +13,16 @@ use crate::{
 };
 
 section! {
-    /// `[records]`: what is written of each UDP flow and TCP forward when it ends, and of IP packets.
+    /// `[records]`: what is written of each UDP flow, TCP forward and request of a user when it ends, and of IP packets.
     #[derive(Clone, Debug, PartialEq, Eq)]
     pub struct Records {
-        /// A file that gets a line of JSON for each UDP flow and TCP forward that ends, and for the IP packets between two addresses each
-        /// minute: who, when, how much, and why it ended
+        /// A file that gets a line of JSON for each UDP flow, TCP forward and request of a user that ends, and for the IP packets between
+        /// two addresses each minute: who, when, how much, and why it ended
         /// ([operations](operations.md#who-used-what)). Relative paths start at the folder of the configuration file; the folder must
         /// exist, and the agent's user must be able to write there. It names peers and addresses, so it is closed to other users. Left
         /// out: there is no file.
         file: PathBuf = PathBuf::new(), path(), Restart;
-        /// A collector that gets the same as IPFIX (RFC 7011) over UDP: two records for each flow and forward, one in each direction.
+        /// A collector that gets the same as IPFIX (RFC 7011) over UDP: two records for each line, one in each direction.
         /// Left out: none does.
         collector: Option<SocketAddr> = None, address().then(Checks::sendable).optional(), Restart;
         /// Whether IP packets are recorded by ports, too, not by protocol and addresses alone.

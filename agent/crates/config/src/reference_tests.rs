@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf, process::Command, sync::mpsc, thread, time::Du
 use gate::identity::Identity;
 
 use crate::{
-    Access, Config, Forward, Limits, Log, Peer, Service, Transport, Tun, User, kinds,
+    Access, Config, Forward, Limits, Log, Peer, Service, Transport, Tun, Uplink, User, kinds,
     kinds::Names,
     reload::{self, Effect, Kind, Plan},
     reload_tests::parse,
@@ -13,6 +13,9 @@ use crate::{
     sections,
     tests::{KEY_2, root},
 };
+
+/// The only list of tables in a section, which the example has commented out.
+const LINES: &str = "transport.uplink";
 
 /// A row of a table in the reference of the configuration.
 struct Row {
@@ -55,6 +58,7 @@ fn rows() -> Vec<Row> {
     let mut rows = Vec::new();
     of::<sections::Identity>("identity", &mut rows);
     of::<Transport>("transport", &mut rows);
+    of::<Uplink>(LINES, &mut rows);
     of::<Access>("access", &mut rows);
     of::<Peer>("peer", &mut rows);
     of::<Forward>("udp", &mut rows);
@@ -171,16 +175,26 @@ fn the_documented_defaults_may_be_written() {
     }
 }
 
-/// The example with another peer, to which ports may lead.
+/// The example with another peer, to which ports may lead, and with two lines.
 fn example() -> String {
     let example = fs::read_to_string(root().join("config/agent.example.toml")).unwrap();
-    format!("{example}\n[[peer]]\nname = \"other\"\npublic_key = \"{KEY_2}\"\nendpoints = [\"a:1\"]\n")
+    let mut inside = false;
+    let lines = example.lines().map(|line| {
+        inside = (inside && !line.is_empty()) || line == "# [[transport.uplink]]";
+        let line = if inside { line.strip_prefix("# ").unwrap_or(line) } else { line };
+        format!("{line}\n")
+    });
+    let example: String = lines.collect();
+    format!(
+        "{example}\n[[peer]]\nname = \"other\"\npublic_key = \"{KEY_2}\"\nendpoints = [\"a:1\"]\n\
+             [[transport.uplink]]\nname = \"lte\"\ninterface = \"wwan0\"\n"
+    )
 }
 
 /// `text` with `value` for `key`, or without it, in the first table of its section. A name is changed wherever it is named.
 #[track_caller]
 fn with(text: &str, key: &str, value: Option<&str>) -> String {
-    let (section, key) = key.split_once('.').unwrap();
+    let (section, key) = section_of(key);
     let headers = [format!("[{section}]"), format!("[[{section}]]")];
     let at = text.lines().position(|line| headers.contains(&line.to_owned())).unwrap();
     let mut lines: Vec<String> = text.lines().map(str::to_owned).collect();
@@ -209,12 +223,21 @@ fn with(text: &str, key: &str, value: Option<&str>) -> String {
     }
 }
 
+/// The section of a key, and the key within it.
+fn section_of(key: &str) -> (&str, &str) {
+    let of_line = key.strip_prefix(LINES).and_then(|key| key.strip_prefix('.'));
+    of_line.map_or_else(|| key.split_once('.').unwrap(), |key| (LINES, key))
+}
+
 /// A value of the key that the example does not have, made of what the reference says may be written.
 fn another(Row { key, words, default, .. }: &Row) -> String {
     let default = default.trim_matches('`');
     let special = match &**key {
         "identity.key_file" => "\"other.key\"",
         "transport.listen" => "[\"0.0.0.0:4434\"]",
+        "transport.uplink.interface" => "\"eth7\"",
+        "transport.uplink.source" => "\"192.0.2.7\"",
+        "transport.uplink.rate" => "\"48Mbit\"",
         "access.services" => "[\"dns\"]",
         "peer.services" | "user.services" => "[]",
         "service.allow" | "service.deny" => "[\"10.7.0.0/16\"]",
@@ -280,6 +303,12 @@ fn every_key_has_its_effect() {
         let Row { key, effect, .. } = &row;
         let example = match &**key {
             "peer.rate_min" | "peer.rate_max" => with(&example(), "peer.rate", Some("\"auto\"")),
+            // In place of the other.
+            "transport.uplink.source" => {
+                let without = with(&example(), "transport.uplink.interface", None);
+                with(&without, key, Some("\"192.0.2.9\""))
+            }
+            "transport.uplink.rate" => with(&example(), "transport.uplink.weight", None),
             // With TLS it needs files.
             "http.listen" => with(&example(), "http.tls", Some("false")),
             "user.address" => with(&example(), "http.pool", Some("[\"10.9.1.0/24\"]")),
@@ -293,7 +322,7 @@ fn every_key_has_its_effect() {
         for change in &plan.changes {
             assert_eq!(change.effect, *effect, "{key}: {change:?}");
         }
-        let (section, rest) = key.split_once('.').unwrap();
+        let (section, rest) = section_of(key);
         let names =
             |what: &str| what == key || what.starts_with(&format!("{section} \"")) && what.ends_with(rest);
         let table = ["name", "listen"].contains(&rest);

@@ -16,7 +16,7 @@ use gate::web::WebCertificate;
 
 pub use crate::section::Effect;
 use crate::{
-    AccessMode, Config, Forward, Knock, Peer, Service, Tun, User, carrier,
+    AccessMode, Config, Forward, Knock, Peer, Service, Tun, Uplink, User, carrier,
     kinds::{self, Names},
     problem::PeerOrigin,
     ranges::MAX_SERVICES,
@@ -108,6 +108,7 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bo
     (config.identity_key_file, config.state_dir) = (identity.key_file, identity.state_dir);
     config.identity_previous_key_file = identity.previous_key_file;
     changes.section("transport.", &running.transport, &mut config.transport, names, &[]);
+    config.transport.uplinks = changes.uplinks(&running.transport.uplinks, config.transport.uplinks);
     config.access.services = places.of(&config.access.services);
     changes.section("access.", &running.access, &mut config.access, names, &waits.access);
     let beside = BesidePeers { live: &live, follows_state, waits: &waits.peer, names };
@@ -362,6 +363,35 @@ impl Differences {
 }
 
 impl Differences {
+    /// The lines that run, with the keys that follow a reload; which lines there are waits for a restart.
+    fn uplinks(&mut self, running: &[Uplink], fresh: Vec<Uplink>) -> Vec<Uplink> {
+        let what = |uplink: &Uplink| format!("transport.uplink \"{}\"", uplink.name);
+        for old in running.iter().filter(|old| !fresh.iter().any(|new| new.name == old.name)) {
+            self.removed(what(old), old.way(), Effect::Restart);
+        }
+        // Both ends number lines by their places.
+        let names = |of: &[Uplink], among: &[Uplink]| -> String {
+            let both = of.iter().filter(|one| among.iter().any(|other| other.name == one.name));
+            both.map(|uplink| &*uplink.name).collect::<Vec<_>>().join(", ")
+        };
+        let (old, new) = (names(running, &fresh), names(&fresh, running));
+        if old != new {
+            let what = "transport.uplink: order".to_owned();
+            self.0.push(Change { what, kind: Kind::Changed(old, new), effect: Effect::Restart });
+        }
+        let mut lines = running.to_vec();
+        for mut new in fresh {
+            match lines.iter_mut().find(|old| old.name == new.name) {
+                Some(old) => {
+                    self.section(&format!("{}: ", what(old)), &*old, &mut new, Names::default(), &[]);
+                    *old = new;
+                }
+                None => self.added(what(&new), new.way(), Effect::Restart),
+            }
+        }
+        lines
+    }
+
     /// The users of a new configuration as they run; those of the state file stay unless it is followed. `places` are the services of
     /// one by their places.
     fn users(

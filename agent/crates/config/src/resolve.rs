@@ -96,7 +96,10 @@ impl Draft {
         let no_state = identity.state_dir.as_os_str().is_empty();
         let state_dir = if no_state { PathBuf::new() } else { base.join(&identity.state_dir) };
         let mut table = root.table("transport", &mut checks.report);
-        let transport: Transport = table.fill(&mut checks);
+        let uplinks = table.tables("uplink", &mut checks.report);
+        let uplinks = checks.read_uplinks(uplinks);
+        let transport_at = table.at.clone();
+        let transport = Transport { uplinks, ..table.fill(&mut checks) };
         let listens = table.has("listen") && table.length("listen") != Some(0);
         if transport.server_id.is_some() && !listens {
             let problem = "this agent does not listen, so no balancer sends it anything";
@@ -141,6 +144,7 @@ impl Draft {
             identity,
             state_dir,
             transport,
+            transport_at,
             listens,
             services,
             users,
@@ -281,6 +285,7 @@ struct Head<'h> {
     identity: sections::Identity,
     state_dir: PathBuf,
     transport: Transport,
+    transport_at: At,
     listens: bool,
     services: Vec<Service>,
     users: Vec<User>,
@@ -324,6 +329,9 @@ impl Head<'_> {
         root.end(&mut checks.report);
         checks.clashes();
         checks.only_ipv6();
+        let dialled = peers.iter().any(|peer| !peer.endpoints.is_empty());
+        let tun_name = tun.as_ref().map(|tun| &*tun.name);
+        checks.uplinks_beside(&transport.uplinks, tun_name, dialled, &self.transport_at);
         if let Some(tun) = &tun {
             checks.kernel_routing(tun, &self.tun_table);
             checks.collisions(tun, transport.mark);

@@ -23,6 +23,7 @@ use crate::{
     repair::repair,
     section::{Section, Walker, section},
     spelled::spelled,
+    uplink::Uplink,
     upstream::{Upstream, upstream},
     value,
 };
@@ -126,6 +127,10 @@ section! {
         /// byte, for a balancer to go by. Packets with the number of another exit are counted (`other_exit`) and get no answer. Left
         /// out, the byte is random.
         server_id: Option<u8> = None, whole(0..=255).optional(), Restart;
+    }
+    also {
+        /// The lines of this host, if it has several: `[[transport.uplink]]`. Without them packets go where the kernel sends them.
+        uplinks: Vec<Uplink> = Vec::new();
     }
     const DEFAULT;
 }

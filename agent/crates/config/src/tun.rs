@@ -223,14 +223,14 @@ impl Checks {
         }
     }
 
-    /// Notes every endpoint that may be looked up through the tunnel, which must be up for that.
+    /// Notes every endpoint and every proxy that may be looked up through the tunnel, which must be up for that.
     pub(super) fn lookups(&mut self, tun: &Tun, mark: u32, peers: &[Peer]) {
         if !takes_lookups(tun, mark, peers.iter().flat_map(|peer| peer.allowed_ips.iter().copied())) {
             return;
         }
-        for LookedUp { name, at } in mem::take(&mut self.looked_up) {
+        for LookedUp { what, name, at } in mem::take(&mut self.looked_up) {
             let problem =
-                format!("the endpoint of {name:?} is a host name, and may be looked up through the tunnel");
+                format!("the {what} of {name:?} is a host name, and may be looked up through the tunnel");
             self.report.note(&at, problem, LOOKUP_REMEDY);
         }
     }

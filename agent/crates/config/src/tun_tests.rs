@@ -273,6 +273,22 @@ fn a_name_that_is_looked_up_through_the_tunnel_is_noted() {
     assert!(note.to_string().contains(words), "{note}");
     assert_eq!(parse(&text(&marked, "::/2")).unwrap().notes.len(), 1);
 
+    let with_proxy = |proxy: &str| {
+        let keys = "endpoints = [\"https://192.0.2.8/\"]\nproxy = \"http://me:secret@PROXY:3128\"\n";
+        let named = "endpoints = [\"192.0.2.8:1\", \"c.example:1\"]\n";
+        parse(&text(&marked, "0.0.0.0/0").replace(named, &keys.replace("PROXY", proxy)))
+    };
+    let notes = with_proxy("proxy.example").unwrap().notes;
+    let [note] = &notes[..] else { panic!("{notes:?}") };
+    assert_eq!(note.key_path, "peer[2].proxy");
+    assert!(
+        note.to_string().contains("the proxy of \"c\" is a host name")
+            && !note.to_string().contains("secret")
+    );
+    assert_eq!(with_proxy("192.0.2.9").unwrap().notes, []);
+    let inside = with_proxy("10.9.0.7").unwrap_err();
+    assert!(inside.to_string().contains("10.9.0.7"), "the tunnel holds it: {inside}");
+
     let without = text(&marked, "0.0.0.0/0").replace("routes = true", "routes = false");
     for fine in [text(BASE, "10.20.0.0/16"), text(&marked, "10.20.0.0/16"), without] {
         assert_eq!(parse(&fine).unwrap().notes, []);

@@ -6,7 +6,7 @@ use config::Config;
 
 use crate::{
     peer::PeerData,
-    records::{Ended, RecordKind, Tally},
+    records::{Ended, RecordKind, Subject, Tally},
     relay::{DropReason, Flow, FlowEnd, FlowId, Origin},
 };
 
@@ -29,35 +29,57 @@ impl PeerData {
         Some(flow)
     }
 
+    /// Has flows that are recorded remember what they are to, before `config` is replaced by another configuration.
+    pub fn keep_subjects(&mut self, config: &Config) {
+        if self.relay.flows.registry.agent.recorder.get().is_none() {
+            return;
+        }
+        for id in self.relay.flows.all() {
+            if let Some(flow) = self.relay.flows.get_mut(id)
+                && let Some(tally) = &mut flow.tally
+                && tally.subject.is_none()
+            {
+                tally.subject = Some(subject(&flow.origin, config));
+            }
+        }
+    }
+
     fn record(&self, flow: &Flow, tally: &Tally, why: Option<FlowEnd>, config: &Config) {
         let Some(recorder) = self.relay.flows.registry.agent.recorder.get() else { return };
-        let (service, source, destination) = match flow.origin {
-            Origin::Ingress { client, ingress } => {
-                let forward = config.udp.get(ingress.0 as usize);
-                let asked = forward.map(|forward| {
-                    let ip = client.local.unwrap_or_else(|| forward.listen.ip());
-                    SocketAddr::new(ip, forward.listen.port())
-                });
-                (forward.map(|forward| &forward.service), Some(client.address), asked)
-            }
-            Origin::Upstream { service, .. } => {
-                let service = config.services.get(service);
-                let address = service.and_then(|service| service.upstream.address());
-                (service.map(|service| &service.name), None, address)
-            }
+        let Subject { service, destination } =
+            tally.subject.clone().unwrap_or_else(|| subject(&flow.origin, config));
+        let source = match flow.origin {
+            Origin::Ingress { client, .. } => Some(client.address),
+            Origin::Upstream { .. } => None,
         };
         recorder.note(Ended {
             kind: RecordKind::Udp,
             protocol: 17,
             peer: Arc::clone(&self.config.name),
-            service: service.map(Arc::clone).unwrap_or_default(),
+            service,
             opened_here: source.is_some(),
             source,
             destination,
-            span: recorder.span(tally.since),
+            span: recorder.span_until(tally.since, flow.last_active),
             uplink: tally.uplink,
             downlink: tally.downlink,
             reason: why.map_or("shutdown", FlowEnd::label),
         });
+    }
+}
+
+/// What a flow of `origin` is to, by the configuration that it was opened with.
+fn subject(origin: &Origin, config: &Config) -> Subject {
+    match origin {
+        Origin::Ingress { client, ingress } => {
+            let Some(forward) = config.udp.get(ingress.0 as usize) else { return Subject::default() };
+            let ip = client.local.unwrap_or_else(|| forward.listen.ip());
+            let destination = Some(SocketAddr::new(ip, forward.listen.port()));
+            Subject { service: Arc::clone(&forward.service), destination }
+        }
+        Origin::Upstream { service, .. } => {
+            let Some(service) = config.services.get(*service) else { return Subject::default() };
+            Subject { service: Arc::clone(&service.name), destination: service.upstream.address() }
+        }
     }
 }

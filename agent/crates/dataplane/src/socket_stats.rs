@@ -1,7 +1,12 @@
 //! The counts of a worker's UDP sockets, by role.
 
 use base::counts::PerKind;
-use net::{UdpRole, UdpSocket, stats::Booked};
+use net::{
+    UdpRole, UdpSocket,
+    stats::{Booked, UdpStats},
+    way::Over,
+};
+use wire::line::MOST_LINES;
 
 use crate::forward::Local;
 
@@ -41,6 +46,47 @@ impl SocketStats {
         sum.kernel_drops += queue.drops.saturating_sub(booked.kernel_drops);
         booked.kernel_drops = queue.drops;
         queue.bytes
+    }
+}
+
+/// The bytes of IP packets, headers included, that sockets on one line have carried: as whoever bills the line counts them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct LineBytes {
+    pub sent: u64,
+    pub received: u64,
+}
+
+impl LineBytes {
+    pub fn add(&mut self, other: Self) {
+        self.sent = self.sent.saturating_add(other.sent);
+        self.received = self.received.saturating_add(other.received);
+    }
+
+    /// What was carried between `before` and `now` by one socket, whose packets have headers of so many bytes.
+    fn between(now: &UdpStats, before: &UdpStats, headers: u64) -> Self {
+        let (sent, received) =
+            (now.sent_datagrams - before.sent_datagrams, now.received_datagrams - before.received_datagrams);
+        Self {
+            sent: now.sent_bytes - before.sent_bytes + sent * headers,
+            received: now.received_bytes - before.received_bytes + received * headers,
+        }
+    }
+}
+
+/// The same of each line, by its number.
+pub type BytesOfLines = [LineBytes; MOST_LINES as usize];
+
+/// Adds what a socket on a line has carried since it was looked at; to be called before it is booked. What a stream carries in place of
+/// UDP goes by the main routing table, and so counts for no line.
+pub fn count_line(sums: &mut BytesOfLines, line: Option<u8>, socket: &dyn UdpSocket, booked: &Booked) {
+    /// The bytes of an UDP header, and of an IP header of either version.
+    const UDP: u64 = 8;
+    const IPV4: u64 = 20;
+    const IPV6: u64 = 40;
+    let over_tcp = socket.taken().is_some_and(|taken| taken.over == Over::Carrier);
+    if let Some(sum) = line.filter(|_| !over_tcp).and_then(|line| sums.get_mut(usize::from(line))) {
+        let headers = UDP + if socket.local_addr().is_ipv4() { IPV4 } else { IPV6 };
+        sum.add(LineBytes::between(&socket.stats(), &booked.stats, headers));
     }
 }
 

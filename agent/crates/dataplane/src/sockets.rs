@@ -1,12 +1,12 @@
 //! Opens and closes the sockets of a worker, and gives out the tokens that they report with.
 
-use std::{io, net::SocketAddr, sync::Arc};
+use std::{io, net::SocketAddr, sync::Arc, time::Instant};
 
 use base::{
     ids::{LocalId, PeerId},
     pages::Pages,
 };
-use config::{Config, Forward, Upstream};
+use config::{Config, Forward, Uplink, Upstream};
 use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket, Ways,
@@ -19,7 +19,7 @@ use crate::{
     forward::{Local, Locals, tcp::TcpId},
     lanes::{UnderlayId, Underlays},
     relay::{FlowId, Origin},
-    socket_stats::{self, SocketStats},
+    socket_stats::{self, BytesOfLines, SocketStats, count_line},
     upstreams::{Place, Upstreams},
 };
 
@@ -57,6 +57,10 @@ pub struct SocketFactory {
     ways: Ways,
     tokens: Pages<Source>,
     udp: UdpDefaults,
+    /// The lines of this host, if it has several.
+    uplinks: Vec<Uplink>,
+    /// What the sockets on each line have carried.
+    pub line_bytes: BytesOfLines,
     /// Sockets to close when nothing refers to their buffers any more.
     closing: Vec<LocalId>,
     /// Where services are.
@@ -90,7 +94,7 @@ impl UdpDefaults {
             UdpRole::QuicListen | UdpRole::QuicDial => mark,
             UdpRole::Ingress | UdpRole::Upstream | UdpRole::Decoy => 0,
         };
-        UdpOptions { bind, connect, role, buffer_bytes, mark, gso }
+        UdpOptions { bind, connect, role, buffer_bytes, interface: None, mark, gso }
     }
 }
 
@@ -136,6 +140,8 @@ impl SocketFactory {
             net,
             tokens: Pages::default(),
             udp,
+            uplinks: config.transport.uplinks.clone(),
+            line_bytes: BytesOfLines::default(),
             closing: Vec::new(),
             upstreams: Arc::default(),
             stats: SocketStats::default(),
@@ -153,6 +159,12 @@ impl SocketFactory {
     #[must_use]
     pub fn ways(&self) -> &Ways {
         &self.ways
+    }
+
+    /// Why no stream could be opened to a peer last, and when; `None` since one was.
+    #[must_use]
+    pub fn carrier_failure(&self, peer: &str) -> Option<(Instant, Arc<str>)> {
+        self.net.carrier_failure(peer)
     }
 
     /// Takes ports that were bound for this worker, for [`SocketFactory::ingress`] and [`SocketFactory::tcp_listen`].
@@ -211,13 +223,50 @@ impl SocketFactory {
         self.underlay(underlays, &options)
     }
 
-    /// A socket for one dialled connection or lane.
+    /// The lines of this host, by their numbers; none if it has only one.
+    #[must_use]
+    pub fn uplinks(&self) -> &[Uplink] {
+        &self.uplinks
+    }
+
+    /// Follows what a reload has changed of the lines.
+    pub fn follow_uplinks(&mut self, uplinks: &[Uplink]) {
+        self.uplinks = uplinks.to_vec();
+    }
+
+    /// A socket for one dialled connection or lane, on this line if the host has several.
     ///
     /// # Errors
-    /// The kernel's.
-    pub fn dial(&mut self, underlays: &mut Underlays, remote: SocketAddr) -> io::Result<UnderlayId> {
+    /// The kernel's, e.g. `ENODEV` while the line's interface is not there; `AddrNotAvailable` if the line's source is of another family.
+    pub fn dial(
+        &mut self,
+        underlays: &mut Underlays,
+        remote: SocketAddr,
+        line: Option<u8>,
+    ) -> io::Result<UnderlayId> {
+        let options = self.dialling(remote, line)?;
+        let id = self.underlay(underlays, &options)?;
+        if let Some(underlay) = underlays.get_mut(id) {
+            underlay.line = line;
+        }
+        Ok(id)
+    }
+
+    /// The options of a socket that sends to `remote` alone.
+    fn dialling(&self, remote: SocketAddr, line: Option<u8>) -> io::Result<UdpOptions> {
         let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
-        self.underlay(underlays, &options)
+        let Some(uplink) = line.and_then(|line| self.uplinks.get(usize::from(line))) else {
+            return Ok(options);
+        };
+        let bind = match uplink.source {
+            Some(source) if source.is_ipv4() != remote.is_ipv4() => {
+                return Err(io::ErrorKind::AddrNotAvailable.into());
+            }
+            Some(source) => SocketAddr::new(source, 0),
+            None => options.bind,
+        };
+        let mark = if uplink.mark == 0 { options.mark } else { uplink.mark };
+        Ok(UdpOptions { bind, interface: uplink.interface.clone(), mark, ..options })
     }
 
     /// Opens a fresh socket in place of a dialled one if packets to `remote` leave from another address than it has, and says
@@ -235,21 +284,58 @@ impl SocketFactory {
             return Ok(None);
         };
         let from = underlay.socket.local_addr();
-        let options = self.udp.options(wildcard_for(remote), Some(remote), UdpRole::QuicDial);
+        let options = self.dialling(remote, underlay.line)?;
         let Some((socket, token)) = self.renewed(&options, Source::Underlay(id), from)? else {
             return Ok(None);
         };
         let to = socket.local_addr();
+        self.put_in_place(underlays, id, socket, token);
+        Ok(Some((from, to)))
+    }
+
+    /// Opens a fresh socket on another line in place of a dialled one. False if it was not dialled.
+    ///
+    /// # Errors
+    /// Those of [`SocketFactory::dial`]; the old socket stays.
+    pub fn change_line(
+        &mut self,
+        underlays: &mut Underlays,
+        id: UnderlayId,
+        remote: SocketAddr,
+        line: u8,
+    ) -> io::Result<bool> {
+        if underlays.get(id).is_none_or(|underlay| underlay.role != UdpRole::QuicDial) {
+            return Ok(false);
+        }
+        let options = self.dialling(remote, Some(line))?;
+        let (socket, token) = self.socket(&options, Source::Underlay(id))?;
+        self.put_in_place(underlays, id, socket, token);
+        if let Some(underlay) = underlays.get_mut(id) {
+            underlay.line = Some(line);
+        }
+        Ok(true)
+    }
+
+    /// Puts a fresh socket in the place of an old one.
+    fn put_in_place(
+        &mut self,
+        underlays: &mut Underlays,
+        id: UnderlayId,
+        socket: Box<dyn UdpSocket>,
+        token: Token,
+    ) {
+        let line = underlays.get(id).and_then(|underlay| underlay.line);
         if let Some((old, token, mut booked)) = underlays.replace(id, socket, token) {
+            count_line(&mut self.line_bytes, line, &*old, &booked);
             self.stats.book(UdpRole::QuicDial, &*old, &mut booked, true);
             self.release(token);
         }
-        Ok(Some((from, to)))
     }
 
     /// Closes a socket of the underlay.
     pub fn close_underlay(&mut self, underlays: &mut Underlays, id: UnderlayId) {
         if let Some(mut underlay) = underlays.remove(id) {
+            count_line(&mut self.line_bytes, underlay.line, &*underlay.socket, &underlay.booked);
             self.stats.book(underlay.role, &*underlay.socket, &mut underlay.booked, true);
             self.release(underlay.token);
         }

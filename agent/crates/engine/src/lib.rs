@@ -48,4 +48,5 @@ pub mod registry;
 mod registry_error;
 pub mod status;
 pub mod tunnel;
+pub mod uplinks;
 pub mod worker;

@@ -13,6 +13,7 @@ use base::{
 };
 use dataplane::{
     lanes::Openings,
+    lines::LineWatch,
     peer::{Link, PeerData, PeerTable},
     relay::{DatagramRelay, DropReason},
 };
@@ -49,6 +50,12 @@ pub struct Session {
     pub key_exchange: Option<Group>,
     /// The lanes of the session, whichever workers host them.
     pub openings: Openings,
+    /// Which lines of the session are well, if it has several.
+    pub line_watch: LineWatch,
+    /// The lines that the peer was told that we do not hear, one bit each.
+    pub lines_unheard: u8,
+    /// When all lines were last pinged because nothing was heard on one of them.
+    pub lines_asked: Option<Instant>,
     /// When the control connection was last pinged to keep it alive, together with lanes, which quinn-proto knows nothing of.
     pub pinged: Instant,
     /// When we last sent on every path to show the peer our address, because it received a lane from another address.
@@ -166,6 +173,10 @@ throttles! {
         pub kernel_refusals,
         /// Throttle of the lines about two agents with one key.
         pub contested,
+        /// Throttle of the log line about a line of several that is suspect.
+        pub line,
+        /// Throttle of the log line about such a line that works again.
+        pub line_returned,
     }
 }
 

@@ -25,7 +25,7 @@ use dataplane::relay::Held;
 const MOST_NAMES: usize = 1 << 20;
 
 /// The first line of such a file.
-const HEADER: &str = "# Written by culvert: bytes of peers with a quota, since the second (Unix time) at which their month began.";
+const HEADER: &str = "# Written by culvert: names, bytes, and the second (Unix time) at which the month began in which they are counted.";
 
 /// What one peer has carried.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -117,7 +117,7 @@ impl QuotaBook {
         text
     }
 
-    /// Takes over the counts of a file, without the lines that are none.
+    /// Takes over the counts of a file, without the lines that hold no count.
     ///
     /// # Errors
     /// The number of the first such line, from 1 on.

@@ -74,11 +74,50 @@ pub struct Reach {
     last_session: Option<Instant>,
     /// Whether the peer has ended the last session because our key was removed there: what was proved holds no more.
     is_shut_out: bool,
+    /// When the peer last came by UDP in place of a stream, or by a stream in place of UDP.
+    way_changed: Option<Instant>,
     /// When this worker last asked the kernel for the source address of packets to the peer.
     route_asked: Option<Instant>,
+    /// When this worker last moved connections to the peer to another line.
+    line_moved: Option<Instant>,
+    /// The line on which the kernel last had no way for this worker's packets to the peer, and when.
+    line_refused: Option<(u8, Instant)>,
 }
 
+/// The least time between moves of connections to other lines: each begins with a small congestion window.
+const LEAST_STAY: Duration = Duration::from_secs(1);
+
 impl Reach {
+    /// Notes that the kernel has no way for packets to the peer on a line.
+    pub fn line_refuses(&mut self, line: u8, now: Instant) {
+        self.line_refused = Some((line, now));
+    }
+
+    /// Notes that connections have moved to another line.
+    pub fn line_moves(&mut self, now: Instant) {
+        self.line_moved = Some(now);
+    }
+
+    /// Until when connections on `line` stay there although another line is better; `None` if they may move at once: the last move was
+    /// some time ago, or the kernel has no way for what they send.
+    #[must_use]
+    pub fn stays_on(&self, line: u8, now: Instant) -> Option<Instant> {
+        let recently = |at: Instant| now.saturating_duration_since(at) < LEAST_STAY;
+        let is_refused = self.line_refused.is_some_and(|(refused, at)| refused == line && recently(at));
+        let moved = self.line_moved.filter(|at| recently(*at) && !is_refused)?;
+        Some(moved + LEAST_STAY)
+    }
+
+    /// When the peer last changed between UDP and streams.
+    #[must_use]
+    pub fn last_way(&self) -> Option<Instant> {
+        self.way_changed
+    }
+
+    pub fn way_changed(&mut self, now: Instant) {
+        self.way_changed = Some(now);
+    }
+
     #[must_use]
     pub fn dialled(&self) -> Option<SocketAddr> {
         self.dialled
@@ -176,5 +215,27 @@ impl Failure {
     #[must_use]
     pub fn new(reason: impl Into<String>, causes: &[&'static str]) -> Self {
         Self { reason: reason.into(), causes: causes.iter().copied().map(Cow::Borrowed).collect() }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::clock::{Clock, ManualClock};
+
+    use super::*;
+
+    #[test]
+    fn connections_move_once_a_second_unless_the_kernel_has_no_way() {
+        let (clock, mut reach) = (ManualClock::default(), Reach::default());
+        reach.line_refuses(1, clock.now());
+        assert_eq!(reach.stays_on(0, clock.now()), None, "the first move");
+        reach.line_moves(clock.now());
+        let until = clock.now() + LEAST_STAY;
+        clock.advance(LEAST_STAY / 2);
+        assert_eq!([0, 1].map(|line| reach.stays_on(line, clock.now())), [Some(until), None]);
+        clock.advance(LEAST_STAY / 2);
+        assert_eq!(reach.stays_on(0, clock.now()), None);
+        reach.line_moves(clock.now());
+        assert!(reach.stays_on(1, clock.now()).is_some(), "that was a while ago");
     }
 }

@@ -60,7 +60,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     ];
     for (number, (who, datagram, expected)) in (1..).zip(cases) {
         let source = SocketAddr::from((Ipv4Addr::new(192, 0, 2, number), 4433));
-        let arrival = Arrival { source, listening: true, room: Room::Free };
+        let arrival = Arrival { source, validated: false, listening: true, room: Room::Free };
         let before = gate.stats;
         let verdict = gate.check(&datagram, arrival, SystemClock.now());
         let admitted = matches!(verdict, Verdict::Admit(_));

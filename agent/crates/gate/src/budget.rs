@@ -2,7 +2,7 @@
 //!
 //! Only those who know our public key come so far; whoever has it can make knocks that cost us 83 µs each, from
 //! addresses that are not his. So there are two classes with budgets of their own: what a spoofed flood uses up, a
-//! client that has shown with a Retry token that its address is its own does not miss.
+//! client that has shown with a Retry token, or as the client of a stream, that its address is its own does not miss.
 //!
 //! A source's share is for those who have not proved anything. A knock that opens under the key of a known peer proves that key,
 //! whatever becomes of the handshake, and is charged to a share of that peer's own: however many peers are behind one address, they

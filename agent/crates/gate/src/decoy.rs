@@ -310,7 +310,7 @@ fn chosen_cid(datagram: &[u8]) -> Option<ConnectionId> {
 
 /// The prefix that the addresses of one site share: an IPv4 /24 or an IPv6 /56 (RFC 6177 §2).
 fn prefix(address: IpAddr) -> [u8; 8] {
-    match address {
+    match address.to_canonical() {
         IpAddr::V4(v4) => {
             let [a, b, c, _] = v4.octets();
             // No IPv6 prefix that is routed begins like this.

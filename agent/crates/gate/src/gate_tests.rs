@@ -1,7 +1,7 @@
 //! The gate as a whole, before the first packets of real clients.
 
 use std::{
-    net::{Ipv6Addr, SocketAddr, SocketAddrV6},
+    net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6},
     sync::Arc,
     time::{Duration, Instant},
 };
@@ -130,7 +130,7 @@ fn start() -> Arc<ManualClock> {
 
 /// From a client on the Internet, to a port on which we listen.
 fn arrival(room: Room) -> Arrival {
-    Arrival { source: SocketAddr::from(([192, 0, 2, 1], 4433)), listening: true, room }
+    Arrival { source: SocketAddr::from(([192, 0, 2, 1], 4433)), validated: false, listening: true, room }
 }
 
 /// The one datagram of another client each time, by `number`.
@@ -352,6 +352,20 @@ fn a_client_that_cannot_be_asked_for_its_address_is_asked_nothing() {
 }
 
 #[test]
+fn what_forged_sources_use_up_the_client_of_a_stream_does_not_miss() {
+    // The form that a stream's source has: it can be asked for nothing.
+    let stream = SocketAddrV6::new(Ipv4Addr::new(192, 0, 2, 9).to_ipv6_mapped(), 4433, 7, 0);
+    let clock = start();
+    let mut gate = gate(&clock);
+    gate.exhaust_budget(clock.now());
+    let arrival = Arrival { source: stream.into(), validated: true, ..arrival(Room::Free) };
+    assert!(is_admitted(gate.check(&hello(&clock, 1), arrival, clock.now())));
+    let forged = Arrival { validated: false, ..arrival };
+    assert_eq!(gate.check(&hello(&clock, 2), forged, clock.now()), Verdict::Unauthenticated);
+    assert_eq!(gate.ended_at(Step::Budget), 1);
+}
+
+#[test]
 fn the_end_of_an_attempt_costs_nothing_and_is_not_answered() {
     let clock = start();
     let mut gate = gate(&clock);
@@ -512,7 +526,7 @@ fn the_parts_of_a_hello_do_not_wait_for_ever() {
 fn a_first_packet_may_go_to_a_connection_id_of_any_length_that_quic_allows() {
     let clock = Arc::new(ManualClock::new(Duration::from_secs(SECONDS)));
     let source = SocketAddr::from(([192, 0, 2, 1], 4433));
-    let arrival = Arrival { source, listening: true, room: Room::Free };
+    let arrival = Arrival { source, validated: false, listening: true, room: Room::Free };
     for length in [0, 7, 8, 9, 20] {
         let (mut gate, dcid) = (gate(&clock), vec![0xd0; length]);
         let flight = first_flight(&clock, dcid.clone(), KeyExchange::X25519, false);
@@ -532,7 +546,7 @@ fn a_first_packet_may_go_to_a_connection_id_of_any_length_that_quic_allows() {
 fn a_knock_to_the_previous_key_is_admitted_as_such_and_one_to_a_key_before_that_is_not() {
     let clock = Arc::new(ManualClock::new(Duration::from_secs(SECONDS)));
     let source = SocketAddr::from(([192, 0, 2, 1], 4433));
-    let arrival = Arrival { source, listening: true, room: Room::Free };
+    let arrival = Arrival { source, validated: false, listening: true, room: Room::Free };
     let flight = first_flight(&clock, vec![0xd0; 8], KeyExchange::X25519, false);
     let identity = |seed: u8| Identity::from_seed(Zeroizing::new([seed; 32])).unwrap();
     for (identity, expected) in [

@@ -244,6 +244,8 @@ pub struct GateParts {
 pub struct Arrival {
     /// The address that the datagram came from.
     pub source: SocketAddr,
+    /// Whether the source has shown that it receives what is sent to it, as the client of a stream has.
+    pub validated: bool,
     /// Whether it came to a port on which we listen.
     pub listening: bool,
     /// Whether one more handshake may begin.
@@ -575,8 +577,9 @@ impl Gate {
         token: Token,
         now: Instant,
     ) -> Result<Knocked, Why> {
-        let Arrival { source, room, .. } = arrival;
+        let Arrival { source, room, validated, .. } = arrival;
         let Token { own, retried, tag } = token;
+        let validated = validated || retried;
         let unix_seconds = self.parts.clock.unix_seconds();
         let (knock, original) = if retried {
             let carried = self
@@ -601,7 +604,7 @@ impl Gate {
             return Err(Why::Hello(HelloError::Abandoned));
         }
         let busy = room != Room::Free && !retried && RetryKey::serves(&source);
-        match if busy { Take::Retry } else { self.parts.budget.take(source.ip(), retried, now) } {
+        match if busy { Take::Retry } else { self.parts.budget.take(source.ip(), validated, now) } {
             Take::Granted => {}
             Take::Retry if RetryKey::serves(&source) => {
                 self.make_retry(initial, own, &knock, source, unix_seconds);
@@ -619,7 +622,7 @@ impl Gate {
         let peer = match self.parts.allowlist.admits(&opened.client, now) {
             Admits::Peer(id) => Some(id),
             Admits::Paused(id) => {
-                self.parts.budget.charge_to_peer(id, source.ip(), retried, now);
+                self.parts.budget.charge_to_peer(id, source.ip(), validated, now);
                 return Err(Why::Paused);
             }
             Admits::Anyone if room == Room::Free => None,
@@ -628,7 +631,7 @@ impl Gate {
             Admits::Nobody => return Err(Why::Key(opened.key())),
         };
         if let Some(peer) = peer {
-            self.parts.budget.charge_to_peer(peer, source.ip(), retried, now);
+            self.parts.budget.charge_to_peer(peer, source.ip(), validated, now);
         }
         if opened.fallback && self.parts.key_exchange != KeyExchange::X25519 {
             return Err(Why::Fallback);

@@ -368,7 +368,8 @@ mod tests {
         let clock = Arc::new(ManualClock::default());
         let now = clock.now();
         let mut gate = gate(&clock);
-        let arrival = |listening| Arrival { source: source(1), listening, room: Room::Free };
+        let arrival =
+            |listening| Arrival { source: source(1), validated: false, listening, room: Room::Free };
         let whole = |name: &str| {
             let hello = hello(name, 1_180);
             datagram(&[9; 8], &piece(&hello, 0, hello.len()))

@@ -46,7 +46,7 @@ impl Scene {
 
     fn check_from(&mut self, host: u8, datagram: &[u8]) -> Verdict {
         let source = SocketAddr::from(([192, 0, 2, host], 4433));
-        let arrival = Arrival { source, listening: true, room: Room::Free };
+        let arrival = Arrival { source, validated: false, listening: true, room: Room::Free };
         self.gate.check(datagram, arrival, self.clock.now())
     }
 

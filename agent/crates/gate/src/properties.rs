@@ -199,8 +199,11 @@ pub fn gate_parts(input: &[u8]) {
             datagram[at] ^= 1;
         }
         let source = SocketAddr::from(([192, 0, 2, host], 4433));
-        let verdict =
-            gate.check(&datagram, Arrival { source, listening: true, room: Room::Free }, clock.now());
+        let verdict = gate.check(
+            &datagram,
+            Arrival { source, validated: false, listening: true, room: Room::Free },
+            clock.now(),
+        );
         assert!(gate.partials() <= 3);
         let is_whole = datagram == attempts[attempt][half];
         damaged[attempt] |= !is_whole;

@@ -334,6 +334,12 @@ impl Default for Refusals {
 impl Refusals {
     /// Notes a refusal, and says so in the log unless that was just done.
     pub fn note(&self, refusal: Refusal, now: Instant) {
+        // That of a client over TCP has the form of IPv6.
+        let source = match refusal.source.ip().to_canonical() {
+            ip @ IpAddr::V4(_) => SocketAddr::new(ip, refusal.source.port()),
+            IpAddr::V6(_) => refusal.source,
+        };
+        let refusal = Refusal { source, ..refusal };
         let mut inside = self.lock();
         if inside.holds_back(&refusal, now) {
             return;

@@ -48,6 +48,14 @@ pub fn unreachable(packet: &[u8], view: &IpView, out: &mut [u8; MOST_ANSWER]) ->
     answer(packet, view, &Error { kind, code, rest: [0; 4] }, out)
 }
 
+/// An ICMPv4 "communication administratively prohibited" (RFC 1812 §5.2.7.1) or its counterpart of ICMPv6 (RFC 4443 §3.1) about `packet`,
+/// likewise.
+#[must_use]
+pub fn prohibited(packet: &[u8], view: &IpView, out: &mut [u8; MOST_ANSWER]) -> Option<usize> {
+    let (kind, code) = if view.is_ipv6() { (1, 1) } else { (3, 13) };
+    answer(packet, view, &Error { kind, code, rest: [0; 4] }, out)
+}
+
 fn answer(packet: &[u8], view: &IpView, error: &Error, out: &mut [u8; MOST_ANSWER]) -> Option<usize> {
     if !may_answer(packet, view) {
         return None;

@@ -7,6 +7,7 @@ fn answers(packet: &[u8]) -> [Option<Vec<u8>>; 2] {
     let big = too_big(packet, &view, 1300, &mut out).map(|len| out[..len].to_vec());
     let mut out = [0xee; MOST_ANSWER];
     let unreachable = unreachable(packet, &view, &mut out).map(|len| out[..len].to_vec());
+    assert_eq!(prohibited(packet, &view, &mut out).is_some(), unreachable.is_some());
     [big, unreachable]
 }
 
@@ -17,8 +18,10 @@ fn another_parser_reads_them_and_finds_the_checksums_right() {
         for payload in [0, 100, 1400] {
             let packet = Recipe { ipv6, payload, ..Recipe::UDP }.complete();
             let [big, unreachable] = answers(&packet).map(Option::unwrap);
-            for (answer, is_big) in [(big, true), (unreachable, false)] {
-                let parsed = PacketHeaders::from_ip_slice(&answer).unwrap();
+            let mut out = [0xee; MOST_ANSWER];
+            let length = prohibited(&packet, &IpView::parse(&packet).unwrap(), &mut out).unwrap();
+            for (kind, answer) in [&big[..], &unreachable, &out[..length]].into_iter().enumerate() {
+                let parsed = PacketHeaders::from_ip_slice(answer).unwrap();
                 let most = if ipv6 { 1280 - 48 } else { 576 - 28 };
                 let quoted = parsed.payload.slice();
                 assert_eq!(quoted, &packet[..packet.len().min(most)]);
@@ -27,9 +30,10 @@ fn another_parser_reads_them_and_finds_the_checksums_right() {
                         assert_eq!((ip.source, ip.destination), ([10, 9, 1, 1], [10, 9, 0, 1]));
                         assert_eq!(ip.calc_header_checksum(), ip.header_checksum);
                         assert_eq!(icmp.icmp_type.calc_checksum(quoted), icmp.checksum);
-                        let expected = match is_big {
-                            true => icmpv4::DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: 1300 },
-                            false => icmpv4::DestUnreachableHeader::Host,
+                        let expected = match kind {
+                            0 => icmpv4::DestUnreachableHeader::FragmentationNeeded { next_hop_mtu: 1300 },
+                            1 => icmpv4::DestUnreachableHeader::Host,
+                            _ => icmpv4::DestUnreachableHeader::FilterProhibited,
                         };
                         assert_eq!(icmp.icmp_type, Icmpv4Type::DestinationUnreachable(expected));
                     }
@@ -37,9 +41,11 @@ fn another_parser_reads_them_and_finds_the_checksums_right() {
                         assert_eq!((ip.source[15], ip.destination[15]), (200, 1));
                         let right = icmp.icmp_type.calc_checksum(ip.source, ip.destination, quoted);
                         assert_eq!(right.unwrap(), icmp.checksum);
-                        let expected = match is_big {
-                            true => Icmpv6Type::PacketTooBig { mtu: 1300 },
-                            false => Icmpv6Type::DestinationUnreachable(icmpv6::DestUnreachableCode::NoRoute),
+                        let unreachable = |code| Icmpv6Type::DestinationUnreachable(code);
+                        let expected = match kind {
+                            0 => Icmpv6Type::PacketTooBig { mtu: 1300 },
+                            1 => unreachable(icmpv6::DestUnreachableCode::NoRoute),
+                            _ => unreachable(icmpv6::DestUnreachableCode::Prohibited),
                         };
                         assert_eq!(icmp.icmp_type, expected);
                     }

@@ -91,6 +91,7 @@ fn options(role: UdpRole) -> UdpOptions {
         connect: None,
         role,
         buffer_bytes: 1024 * 1024,
+        interface: None,
         mark: 0,
         gso: true,
     }

@@ -6,20 +6,20 @@
 //! ```
 //!
 //! To a worker a carrier is a UDP socket: a dialled one has one line, and a listening UDP socket has a line for each client, by the
-//! address that its packets seem to come from (`listening.rs`). What does not fit is dropped and counted, as the kernel does; nothing waits
+//! address that its packets seem to come from (`accepted.rs`, `listening.rs`). What does not fit is dropped and counted, as the kernel does; nothing waits
 //! for a stream. A dialled socket may have both, UDP and a stream, and chooses between them (`choosing.rs`).
 //!
 //! A stream that is yet to be dialled has no address. The worker dials a [`label`] in its place: an address out of the prefix of which
 //! routers discard all (RFC 6666), so that it is nobody's.
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::VecDeque,
     io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
     rc::Rc,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, AtomicUsize, Ordering},
+        atomic::{AtomicBool, AtomicU64, Ordering},
     },
     time::{Duration, Instant},
 };
@@ -33,9 +33,12 @@ use tokio::sync::Notify;
 use crate::{
     Delivery, DeliveryMessage, KernelQueue, Ready, ReceiveBatch, SendBatch, SendFailure, SendOutcome, Token,
     UdpSocket, UdpStats,
+    accepted::{Known, Table},
     batch::{Message, Meta},
-    steering,
+    way::{Because, Over, Taken},
 };
+
+pub use crate::accepted::{Accepted, Exit, client_of, is_stream};
 
 /// The most that waits for a stream, in bytes: two bursts of a lane.
 const MOST_OUT_BYTES: usize = 128 << 10;
@@ -106,13 +109,19 @@ impl<T> Queue<T> {
         self.bytes -= packet.len() + OVERHEAD_BYTES;
         Some((about, packet))
     }
+
+    /// Forgets what waits: how many packets.
+    fn clear(&mut self) -> u64 {
+        self.bytes = 0;
+        self.packets.drain(..).count() as u64
+    }
 }
 
 /// The bytes of a question and of its answer: what QUIC asks of any path (RFC 9000 §14).
 pub const PROBE_BYTES: usize = 1_200;
 
 /// The bytes at the beginning of a question that name it.
-const NAME_BYTES: usize = 16;
+pub(super) const NAME_BYTES: usize = 16;
 
 /// How the dialling end of a stream finds out whether UDP passes: it sends the question, and the exit knows the answer. Both follow from
 /// what only the ends of the stream know, and touch no connection.
@@ -125,7 +134,7 @@ pub struct Probe {
 }
 
 impl Probe {
-    fn name(question: &[u8]) -> Option<[u8; NAME_BYTES]> {
+    pub(super) fn name(question: &[u8]) -> Option<[u8; NAME_BYTES]> {
         question.first_chunk().copied()
     }
 }
@@ -169,6 +178,7 @@ pub struct Beside {
 pub struct Line {
     state: Mutex<LineState>,
     news: Notify,
+    discarded: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -191,9 +201,15 @@ impl LineState {
 }
 
 impl Line {
-    fn new(is_open: bool) -> Arc<Self> {
+    pub(super) fn new(is_open: bool, discarded: &Arc<AtomicU64>) -> Arc<Self> {
         let state = LineState { queue: Queue::new(MOST_OUT_BYTES), is_open, is_closed: false, probe: None };
-        Arc::new(Self { state: Mutex::new(state), news: Notify::new() })
+        let discarded = Arc::clone(discarded);
+        Arc::new(Self { state: Mutex::new(state), news: Notify::new(), discarded })
+    }
+
+    /// Gives up what waits, and counts it.
+    pub fn discard(&self) {
+        self.discarded.fetch_add(lock(&self.state).queue.clear(), Ordering::Relaxed);
     }
 
     fn put(&self, packet: &[u8], now: Instant) -> bool {
@@ -259,9 +275,15 @@ impl Line {
         lock(&self.state).probe.clone()
     }
 
-    fn close(&self) {
+    pub(super) fn close(&self) {
         lock(&self.state).is_closed = true;
         self.news.notify_one();
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.discard();
     }
 }
 
@@ -271,8 +293,9 @@ pub struct Port {
     inbox: Mutex<Inbox>,
     /// Whether the inbox is empty and its owner is told of what comes.
     is_watched: AtomicBool,
-    /// The number of lines.
-    lines: AtomicUsize,
+    /// The streams of an exit's clients.
+    table: Arc<Table>,
+    discarded: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
@@ -280,23 +303,18 @@ pub(super) struct Inbox {
     pub(super) queue: Queue<SocketAddr>,
     /// Whom to tell of what comes, once the worker has found nothing.
     owner: Option<(Ready, Token)>,
-    lines: HashMap<SocketAddr, Arc<Line>>,
-    /// The questions of the lines' far ends, by their names.
-    probes: HashMap<[u8; NAME_BYTES], Arc<Probe>>,
 }
 
 impl Port {
-    /// A port without streams.
-    #[must_use]
-    pub fn new() -> Arc<Self> {
-        let inbox = Inbox {
-            queue: Queue::new(MOST_IN_BYTES),
-            owner: None,
-            lines: HashMap::new(),
-            probes: HashMap::new(),
-        };
-        let (is_watched, lines) = (AtomicBool::new(false), AtomicUsize::new(0));
-        Arc::new(Self { inbox: Mutex::new(inbox), is_watched, lines })
+    /// A port of an exit's streams.
+    pub(super) fn of(table: &Arc<Table>, discarded: &Arc<AtomicU64>) -> Arc<Self> {
+        let inbox = Mutex::new(Inbox { queue: Queue::new(MOST_IN_BYTES), owner: None });
+        let (table, discarded) = (Arc::clone(table), Arc::clone(discarded));
+        Arc::new(Self { inbox, is_watched: AtomicBool::new(false), table, discarded })
+    }
+
+    pub(super) fn known(&self) -> Known {
+        Known::new(&self.table)
     }
 
     /// Takes a packet that seems to come from `source`; false: there was no room.
@@ -342,114 +360,14 @@ impl Port {
         !self.is_watched.load(Ordering::Acquire)
     }
 
-    pub(super) fn has_lines(&self) -> bool {
-        self.lines.load(Ordering::Acquire) > 0
-    }
-
-    pub(super) fn line(&self, to: SocketAddr) -> Option<Arc<Line>> {
-        self.inbox().lines.get(&to).map(Arc::clone)
-    }
-
-    /// The answer to a question, if it is one.
-    pub(super) fn answer(&self, question: &[u8]) -> Option<Arc<Probe>> {
-        let probe = self.inbox().probes.get(&Probe::name(question)?).map(Arc::clone)?;
-        (*probe.question == *question).then_some(probe)
-    }
-
-    fn insert(&self, source: SocketAddr, line: &Arc<Line>, probe: Option<&Arc<Probe>>) {
-        let mut inbox = self.inbox();
-        inbox.lines.insert(source, Arc::clone(line));
-        if let Some((name, probe)) = probe.and_then(|probe| Some((Probe::name(&probe.question)?, probe))) {
-            inbox.probes.insert(name, Arc::clone(probe));
-        }
-        self.lines.store(inbox.lines.len(), Ordering::Release);
-    }
-
-    fn remove(&self, source: SocketAddr, probe: Option<&Arc<Probe>>) {
-        let mut inbox = self.inbox();
-        inbox.lines.remove(&source);
-        if let Some(name) = probe.and_then(|probe| Probe::name(&probe.question)) {
-            inbox.probes.remove(&name);
-        }
-        self.lines.store(inbox.lines.len(), Ordering::Release);
-    }
-
     pub(super) fn inbox(&self) -> Held<'_, Inbox> {
         lock(&self.inbox)
     }
 }
 
-/// The listening end: a port for each worker.
-#[derive(Clone, Debug)]
-pub struct Exit(Arc<[Arc<Port>]>);
-
-impl Exit {
-    /// The ports of `workers` workers.
-    #[must_use]
-    pub fn new(workers: u8) -> Self {
-        Self((0..workers.max(1)).map(|_| Port::new()).collect())
-    }
-
-    /// The port of a worker.
-    #[must_use]
-    pub fn port(&self, worker: u8) -> Option<&Arc<Port>> {
-        self.0.get(usize::from(worker))
-    }
-
-    /// Opens a stream of the client at `source`. If another stream has that address, because a server in front speaks for both, it gets
-    /// another port.
-    #[must_use]
-    pub fn open(&self, mut source: SocketAddr, probe: Option<Probe>) -> Accepted {
-        let (line, probe) = (Line::new(true), probe.map(Arc::new));
-        if let Some(first) = self.0.first() {
-            // Streams are opened by one thread.
-            while first.line(source).is_some() {
-                source.set_port(source.port().wrapping_add(1).max(1));
-            }
-        }
-        for port in &*self.0 {
-            port.insert(source, &line, probe.as_ref());
-        }
-        Accepted { exit: self.clone(), source, line, probe }
-    }
-}
-
-/// A stream of a client, until it is dropped.
-#[derive(Debug)]
-pub struct Accepted {
-    exit: Exit,
-    source: SocketAddr,
-    line: Arc<Line>,
-    probe: Option<Arc<Probe>>,
-}
-
-impl Accepted {
-    /// The address that its packets seem to come from.
-    #[must_use]
-    pub fn source(&self) -> SocketAddr {
-        self.source
-    }
-
-    /// What waits for it.
-    #[must_use]
-    pub fn line(&self) -> &Line {
-        &self.line
-    }
-
-    /// Takes a packet to the worker whose it is, as the kernel does; false: there was no room.
-    pub fn put(&self, packet: &[u8]) -> bool {
-        let workers = u8::try_from(self.exit.0.len()).unwrap_or(u8::MAX);
-        let port = self.exit.port(steering::owner(packet, workers));
-        port.is_some_and(|port| port.put(self.source, packet))
-    }
-}
-
-impl Drop for Accepted {
+impl Drop for Port {
     fn drop(&mut self) {
-        for port in &*self.exit.0 {
-            port.remove(self.source, self.probe.as_ref());
-        }
-        self.line.close();
+        self.discarded.fetch_add(self.inbox().queue.clear(), Ordering::Relaxed);
     }
 }
 
@@ -471,6 +389,12 @@ pub trait Carriers {
 
     /// Dials a stream, with its first packet. It must not block.
     fn dial(&self, wanted: Wanted);
+
+    /// Where packets are counted that a stream leaves behind.
+    fn discarded(&self) -> Arc<AtomicU64>;
+
+    /// Why no stream could be opened to this peer last, and when; `None` since one was.
+    fn failure(&self, peer: &str) -> Option<(Instant, Arc<str>)>;
 
     /// Where packets come in from clients at this worker; `None` if none can.
     fn listens(&self) -> Option<Arc<Port>>;
@@ -502,7 +426,8 @@ impl CarrierUdp {
         token: Token,
     ) -> Self {
         ready.mark(token);
-        let (port, line) = (Port::new(), Line::new(false));
+        let discarded = carriers.discarded();
+        let (port, line) = (Port::of(&Arc::default(), &discarded), Line::new(false, &discarded));
         let wanted = Wanted { label, port: Arc::clone(&port), line: Arc::clone(&line) };
         let carriers = Rc::clone(carriers);
         let dials: Box<dyn FnOnce()> = Box::new(move || carriers.dial(wanted));
@@ -566,6 +491,10 @@ impl UdpSocket for CarrierUdp {
             outcome(message, SendOutcome::Failed(SendFailure::Other));
         }
         delivery.clear();
+    }
+
+    fn taken(&self) -> Option<Taken> {
+        Some(Taken { over: Over::Carrier, because: Because::Dialled, since: None })
     }
 
     fn stats(&self) -> UdpStats {

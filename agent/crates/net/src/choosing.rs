@@ -27,6 +27,7 @@ use crate::{
     batch::{Burst, Message, Path},
     carrier::{CarrierUdp, Carriers, Experience, Heard, Probe, number_of},
     udp::KernelUdp,
+    way::{Because, Over, Taken},
 };
 
 /// How long after a stream was first heard UDP may still answer, a few round trips, before it is given up for a while.
@@ -74,6 +75,9 @@ pub(crate) struct Choosing {
     pause: Duration,
     /// When UDP was last chosen.
     chosen: Instant,
+    /// Since when and why the way is what it is; both ways at once and a stream that has won are one.
+    since: Instant,
+    because: Because,
     has_moved: bool,
     /// The counts of streams that have ended.
     past: UdpStats,
@@ -90,10 +94,10 @@ impl Choosing {
         experience: Arc<Experience>,
     ) -> Self {
         let now = dials.clock.now();
-        let begins = match experience.newest(now) {
-            Some(heard) => heard,
-            None if number_of(remote).is_some() => Heard::Stream,
-            None => Heard::Udp,
+        let (begins, because) = match experience.newest(now) {
+            Some(heard) => (heard, Because::HeardThere),
+            None if number_of(remote).is_some() => (Heard::Stream, Because::Dialled),
+            None => (Heard::Udp, Because::Dialled),
         };
         let mut this = Self {
             remote,
@@ -106,6 +110,8 @@ impl Choosing {
             next: now + PAUSES[0],
             pause: PAUSES[0],
             chosen: now,
+            since: now,
+            because,
             has_moved: false,
             past: UdpStats::default(),
             past_drops: 0,
@@ -164,6 +170,7 @@ impl Choosing {
     fn choose_udp(&mut self) {
         self.end_stream();
         (self.way, self.chosen, self.has_moved) = (Way::Udp, self.now(), true);
+        (self.since, self.because) = (self.chosen, Because::UdpAnswers);
     }
 
     /// Takes note of what has come over UDP, without the answers to questions.
@@ -295,9 +302,21 @@ impl UdpSocket for Choosing {
         }
         if !matches!(self.way, Way::Both(_)) {
             self.open();
+            if self.way == Way::Udp {
+                (self.since, self.because) = (now, Because::UdpSilent);
+            }
             (self.way, self.next) = (Way::Both(None), now);
         }
         true
+    }
+
+    fn taken(&self) -> Option<Taken> {
+        let over = match self.way {
+            Way::Udp => Over::Udp,
+            Way::Both(_) => Over::Both,
+            Way::Stream => Over::Carrier,
+        };
+        Some(Taken { over, because: self.because, since: Some(self.since) })
     }
 
     fn take_moved(&mut self) -> bool {

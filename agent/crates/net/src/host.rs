@@ -8,6 +8,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr, UdpSocket},
     os::fd::AsFd,
     path::Path,
+    sync::Arc,
     time::Duration,
 };
 
@@ -174,13 +175,44 @@ pub struct Route {
 /// # Errors
 /// The kernel's, e.g. `NetworkUnreachable`.
 pub fn way(address: SocketAddr, mark: u32) -> io::Result<Route> {
+    way_over(address, &Over { mark, ..Over::default() })
+}
+
+/// What decides about the way of packets besides their destination.
+#[derive(Clone, Debug, Default)]
+pub struct Over {
+    /// SO_MARK; 0: none.
+    pub mark: u32,
+    /// The interface that packets leave by, whatever the routing table prefers.
+    pub interface: Option<Arc<str>>,
+    /// The address that packets come from.
+    pub source: Option<IpAddr>,
+}
+
+/// The way that packets take to `address` over one line of this host. Nothing is sent.
+///
+/// # Errors
+/// The kernel's, e.g. ENODEV if there is no such interface, `AddrNotAvailable` if this host does not have the source, or if it is of another family.
+pub fn way_over(address: SocketAddr, over: &Over) -> io::Result<Route> {
+    let Over { mark, interface, source } = over;
+    let bind = match source {
+        Some(source) if source.is_ipv4() != address.is_ipv4() => {
+            return Err(io::ErrorKind::AddrNotAvailable.into());
+        }
+        Some(source) => SocketAddr::new(*source, 0),
+        None => wildcard_for(address),
+    };
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
+    if let Some(interface) = interface {
+        socket.bind_device(Some(interface.as_bytes()))?;
+    }
+    let mark = *mark;
     if mark != 0
         && let Err(error) = socket.set_mark(mark)
     {
         tracing::debug!(%error, "the way of packets without a mark is looked at");
     }
-    socket.bind(&wildcard_for(address).into())?;
+    socket.bind(&bind.into())?;
     socket.connect(&address.into())?;
     let local = socket.local_addr()?.as_socket().ok_or(io::ErrorKind::Unsupported)?;
     Ok(Route { source: local.ip(), mtu: sys::path_mtu(socket.as_fd(), address.is_ipv6())? })

@@ -7,9 +7,9 @@ use std::{
     os::fd::AsFd,
     path::Path,
     rc::Rc,
-    sync::OnceLock,
+    sync::{Arc, OnceLock},
     task::{Context, Poll, Waker},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use base::{
@@ -110,9 +110,9 @@ impl KernelNet {
     #[must_use]
     pub fn with_carriers(self, carriers: Rc<dyn Carriers>) -> Self {
         let ways = Rc::clone(&self.ways);
-        let ways: Ways = Rc::new(move |to| match carrier::number_of(to) {
-            Some(_) => Some(carrier::PACKET_BYTES),
-            None => ways(to),
+        let ways: Ways = Rc::new(move |to| {
+            let is_over_tcp = carrier::is_stream(&to) || carrier::number_of(to).is_some();
+            if is_over_tcp { Some(carrier::PACKET_BYTES) } else { ways(to) }
         });
         Self { ways, carriers: Some(carriers), ..self }
     }
@@ -287,6 +287,10 @@ impl Net for KernelNet {
             carriers.resolved(&host, port, addresses);
         }
         Some(answer)
+    }
+
+    fn carrier_failure(&self, peer: &str) -> Option<(Instant, Arc<str>)> {
+        self.carriers.as_ref()?.failure(peer)
     }
 
     fn tun(&mut self, token: Token) -> io::Result<Option<Box<dyn TunQueue>>> {

@@ -41,6 +41,8 @@ use std::{
     net::{IpAddr, SocketAddr},
     path::Path as FilePath,
     rc::Rc,
+    sync::Arc,
+    time::Instant,
 };
 
 use ip::{
@@ -48,6 +50,7 @@ use ip::{
     vnet::VnetHeader,
 };
 
+mod accepted;
 pub mod alarm;
 pub mod batch;
 pub mod carrier;
@@ -79,6 +82,7 @@ pub mod tun;
 pub mod tunnels;
 mod udp;
 mod unix;
+pub mod way;
 
 pub use batch::{Burst, Path, ReceiveBatch, SendBatch};
 pub use delivery::{Delivery, DeliveryMessage, Recipient};
@@ -144,6 +148,12 @@ pub trait Net {
     /// The answer to [`Net::resolve`] under `token`, once: every address, in the resolver's order.
     fn resolved(&mut self, token: Token) -> Option<io::Result<Vec<SocketAddr>>>;
 
+    /// Why no stream could be opened to a peer last, and when; `None` since one was.
+    fn carrier_failure(&self, peer: &str) -> Option<(Instant, Arc<str>)> {
+        let _ = peer;
+        None
+    }
+
     /// This worker's queue of the TUN device, once; its readiness is reported under `token`. `None` without a `[tun]`.
     ///
     /// # Errors
@@ -165,6 +175,8 @@ pub struct UdpOptions {
     pub role: UdpRole,
     /// `SO_RCVBUF` and `SO_SNDBUF` to ask for, in bytes.
     pub buffer_bytes: usize,
+    /// `SO_BINDTODEVICE`: packets leave by this interface alone, and only its packets come in.
+    pub interface: Option<Arc<str>>,
     /// `SO_MARK`, 0 for none. Underlay sockets only.
     pub mark: u32,
     /// Whether `UDP_SEGMENT` may be used at all.
@@ -244,6 +256,11 @@ pub trait UdpSocket {
     /// The far end is silent: tries the other way to it as well, if the socket has one, and says whether it has.
     fn seek(&mut self) -> bool {
         false
+    }
+
+    /// The way that packets to the far end take, at a socket that may have others than UDP.
+    fn taken(&self) -> Option<way::Taken> {
+        None
     }
 
     /// Whether packets take another way since this was last asked, which the far end learns from a packet.
@@ -397,7 +414,7 @@ pub enum SendFailure {
     Unreachable,
     /// ENOBUFS, ENOMEM: the kernel is out of memory for packets.
     NoBuffers,
-    /// A stream that carries packets does not take them as fast as they come.
+    /// A stream that carries packets does not take them as fast as they come, or has ended.
     CarrierFull,
     /// EPERM, EACCES: a firewall refused it.
     Forbidden,

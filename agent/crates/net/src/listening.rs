@@ -6,9 +6,10 @@
 use std::{io, net::SocketAddr, sync::Arc};
 
 use crate::{
-    Delivery, DeliveryMessage, KernelQueue, Path, Ready, ReceiveBatch, SendBatch, SendOutcome, SendRefusal,
-    Token, UdpOffload, UdpSocket, UdpStats,
-    batch::{Burst, Message},
+    Delivery, DeliveryMessage, KernelQueue, Path, Ready, ReceiveBatch, SendBatch, SendFailure, SendOutcome,
+    SendRefusal, Token, UdpOffload, UdpSocket, UdpStats,
+    accepted::{Known, is_stream},
+    batch::{Burst, Message, Meta},
     carrier::{PROBE_BYTES, Port, put},
     udp::KernelUdp,
 };
@@ -17,6 +18,7 @@ use crate::{
 pub(crate) struct Listening {
     udp: KernelUdp,
     port: Arc<Port>,
+    streams: Known,
     /// Whether what comes over streams is received here: at the first of a worker's sockets.
     takes: bool,
     /// Whether streams have their turn before UDP.
@@ -32,8 +34,8 @@ impl Listening {
         if takes {
             ready.mark(token);
         }
-        let (stats, ready) = (UdpStats::default(), ready.clone());
-        Self { udp, port, takes, streams_first: false, ready, token, stats }
+        let (stats, ready, streams) = (UdpStats::default(), ready.clone(), port.known());
+        Self { udp, port, streams, takes, streams_first: false, ready, token, stats }
     }
 
     fn receive_streams(&mut self, batch: &mut ReceiveBatch) -> io::Result<()> {
@@ -48,9 +50,7 @@ impl Listening {
         loop {
             self.udp.receive(batch)?;
             batch.last &= !(self.takes && self.port.may_hold());
-            if self.port.has_lines() {
-                self.answer_questions(batch);
-            }
+            self.answer_questions(batch);
             // Of the next batch it is not known yet whether it is the last.
             if !batch.is_empty() || batch.last {
                 return Ok(());
@@ -58,14 +58,19 @@ impl Listening {
         }
     }
 
-    /// Answers those who ask whether UDP passes, and keeps what else there is.
+    /// Answers those who ask whether UDP passes, and keeps what else there is. Packets of another size cost a look at their lengths.
     fn answer_questions(&mut self, batch: &mut ReceiveBatch) {
-        let Self { udp, port, .. } = self;
+        let Self { udp, streams, .. } = self;
+        let is_large = |meta: &Meta| meta.len == PROBE_BYTES && meta.segment >= PROBE_BYTES;
+        let streams = streams.now();
+        if !streams.answers() || !(0..batch.len()).any(|at| is_large(batch.meta(at))) {
+            return;
+        }
         batch.retain(|meta, bytes| {
-            if meta.len != PROBE_BYTES || meta.segment < PROBE_BYTES {
+            let Some(probe) = Some(bytes).filter(|_| is_large(meta)).and_then(|bytes| streams.answer(bytes))
+            else {
                 return true;
-            }
-            let Some(probe) = port.answer(bytes) else { return true };
+            };
             let path = Path { destination: meta.source, source: meta.local, tos: 0 };
             let burst = Burst { path, bytes: &probe.answer, segment: probe.answer.len().max(1) };
             // One that is lost is asked for again.
@@ -92,19 +97,28 @@ impl UdpSocket for Listening {
     }
 
     fn send(&mut self, batch: &mut SendBatch, outcome: &mut dyn FnMut(&Message, SendOutcome)) {
-        if !self.port.has_lines() {
+        let is_udp = |message: &Message| !is_stream(&message.path.destination);
+        if batch.messages().iter().all(is_udp) {
             return self.udp.send(batch, outcome);
         }
         while let Some(message) = batch.messages().first() {
-            if let Some(line) = self.port.line(message.path.destination) {
-                self.stats.send_calls += 1;
-                let result = put(&line, batch, message, &mut self.stats);
+            if !is_udp(message) {
+                let result = match self.streams.now().line(&message.path.destination) {
+                    Some(line) => {
+                        self.stats.send_calls += 1;
+                        put(line, batch, message, &mut self.stats)
+                    }
+                    // Its client comes back by another stream, or over UDP, from another address.
+                    None => {
+                        self.stats.send_failures += u64::from(message.segments);
+                        SendOutcome::Failed(SendFailure::CarrierFull)
+                    }
+                };
                 outcome(message, result);
                 batch.release(1);
                 continue;
             }
-            let is_udp = |message: &&Message| self.port.line(message.path.destination).is_none();
-            let count = batch.messages().iter().take_while(is_udp).count();
+            let count = batch.messages().iter().take_while(|message| is_udp(message)).count();
             if !self.udp.send_first(batch, count, outcome) {
                 return;
             }
@@ -112,7 +126,7 @@ impl UdpSocket for Listening {
     }
 
     fn send_now(&mut self, burst: &Burst<'_>, outcome: &mut dyn FnMut(SendOutcome)) -> usize {
-        if self.port.has_lines() { 0 } else { self.udp.send_now(burst, outcome) }
+        if is_stream(&burst.path.destination) { 0 } else { self.udp.send_now(burst, outcome) }
     }
 
     fn deliver(

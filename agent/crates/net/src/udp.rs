@@ -412,6 +412,10 @@ pub(super) fn configured(options: &UdpOptions) -> io::Result<Socket> {
     if v6 {
         socket.set_only_v6(true)?;
     }
+    if let Some(interface) = &options.interface {
+        // A socket that is bound to a device stays so: without rights the kernel takes this once only, since Linux 5.7.
+        socket.bind_device(Some(interface.as_bytes()))?;
+    }
     if options.mark != 0 {
         socket.set_mark(options.mark)?;
     }

@@ -1,4 +1,4 @@
-//! The file of what peers with a quota have carried, `quotas` in the state folder.
+//! The files of what peers with a quota and lines have carried in this month, `quotas` and `lines` in the state folder.
 
 use std::{
     fs,
@@ -10,42 +10,64 @@ use base::files::{self, Replacement};
 use engine::quota::QuotaBook;
 use net::folder;
 
-/// The name of the file in `identity.state_dir`.
-const FILE_NAME: &str = "quotas";
+/// Whose counts a file has.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Counted {
+    /// Those of peers with a quota.
+    Peers,
+    /// Those of the lines of this host.
+    Lines,
+}
 
-/// What a file becomes of which not everything could be read: the next counts replace it.
-const BROKEN_NAME: &str = "quotas.broken";
+impl Counted {
+    /// The name of the file in `identity.state_dir`.
+    #[must_use]
+    pub const fn file_name(self) -> &'static str {
+        match self {
+            Self::Peers => "quotas",
+            Self::Lines => "lines",
+        }
+    }
+
+    /// What the file becomes if not everything of it could be read: the next counts replace it.
+    const fn broken_name(self) -> &'static str {
+        match self {
+            Self::Peers => "quotas.broken",
+            Self::Lines => "lines.broken",
+        }
+    }
+}
 
 /// Why the counts could not be read.
 #[derive(Debug, thiserror::Error)]
 pub enum QuotaFileError {
     /// The file is there, and cannot be read.
-    #[error("{}: {cause}; the file is now {BROKEN_NAME}", path.display())]
-    Unreadable { path: PathBuf, cause: io::Error },
+    #[error("{}: {cause}; the file is now {broken}", path.display())]
+    Unreadable { path: PathBuf, broken: &'static str, cause: io::Error },
     /// A line is not one that we write.
-    #[error("{}: line {line} is no count; the file is now {BROKEN_NAME}", path.display())]
-    Broken { path: PathBuf, line: usize },
+    #[error("{}: line {line} is no count; the file is now {broken}", path.display())]
+    Broken { path: PathBuf, broken: &'static str, line: usize },
 }
 
 /// Has `book` go on with the counts of the file in the state folder, if there is one.
 ///
 /// # Errors
 /// Why some of them are not taken over.
-pub fn restore(book: &QuotaBook, state_dir: &Path) -> Result<(), QuotaFileError> {
+pub fn restore(book: &QuotaBook, state_dir: &Path, counted: Counted) -> Result<(), QuotaFileError> {
     if state_dir.as_os_str().is_empty() {
         return Ok(());
     }
-    let path = state_dir.join(FILE_NAME);
+    let (path, broken) = (state_dir.join(counted.file_name()), counted.broken_name());
     let error = match files::read_text(&path, files::MOST_TEXT) {
         Ok(text) => match book.restore(&text) {
             Ok(()) => return Ok(()),
-            Err(line) => QuotaFileError::Broken { path: path.clone(), line },
+            Err(line) => QuotaFileError::Broken { path: path.clone(), broken, line },
         },
         Err(cause) if cause.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(cause) => QuotaFileError::Unreadable { path: path.clone(), cause },
+        Err(cause) => QuotaFileError::Unreadable { path: path.clone(), broken, cause },
     };
     // Where that fails, the next counts cannot be written, either.
-    fs::rename(&path, state_dir.join(BROKEN_NAME)).ok();
+    fs::rename(&path, state_dir.join(broken)).ok();
     Err(error)
 }
 
@@ -53,18 +75,20 @@ pub fn restore(book: &QuotaBook, state_dir: &Path) -> Result<(), QuotaFileError>
 ///
 /// # Errors
 /// The kernel's refusal; the next call tries again.
-pub fn save(book: &QuotaBook, state_dir: &Path) -> io::Result<()> {
+pub fn save(book: &QuotaBook, state_dir: &Path, counted: Counted) -> io::Result<()> {
     if state_dir.as_os_str().is_empty() {
         return Ok(());
     }
     let _only = book.writer();
     let Some(text) = book.changes() else { return Ok(()) };
-    write(&text, state_dir).inspect_err(|_| book.keep())
+    write(&text, state_dir, counted).inspect_err(|_| book.keep())
 }
 
-fn write(text: &str, state_dir: &Path) -> io::Result<()> {
+fn write(text: &str, state_dir: &Path, counted: Counted) -> io::Result<()> {
+    // An agent that nobody dials has had no use for it before.
+    folder::make(state_dir)?;
     let folder = files::open_folder(state_dir)?;
-    let replacement = Replacement::of(&state_dir.join(FILE_NAME))?;
+    let replacement = Replacement::of(&state_dir.join(counted.file_name()))?;
     let mut file = folder::create_file(replacement.path(), &folder.metadata()?)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
@@ -85,24 +109,29 @@ mod tests {
         let folder = tempfile::tempdir().expect("there is room");
         let quota = Quota { bytes: 1_000, per: Period::Month, from: 1, then: Then::Stop };
         let (book, name) = (QuotaBook::default(), Arc::from("b"));
-        let path = folder.path().join(FILE_NAME);
-        restore(&book, folder.path()).expect("there is no file yet");
-        save(&book, folder.path()).expect("nothing is written");
+        let path = folder.path().join(Counted::Peers.file_name());
+        restore(&book, folder.path(), Counted::Peers).expect("there is no file yet");
+        let missing = folder.path().join("state");
+        restore(&book, &missing, Counted::Lines).expect("there is no folder yet");
+        save(&book, folder.path(), Counted::Peers).expect("nothing is written");
         assert!(!path.exists());
         book.charge(&name, &quota, 70, 1_769_904_000);
-        save(&book, folder.path()).expect("it is written");
+        save(&book, &missing, Counted::Lines).expect("the folder is made");
+        assert!(missing.join(Counted::Lines.file_name()).exists());
+        book.keep();
+        save(&book, folder.path(), Counted::Peers).expect("it is written");
         let again = QuotaBook::default();
-        restore(&again, folder.path()).expect("it is read");
+        restore(&again, folder.path(), Counted::Peers).expect("it is read");
         assert_eq!(again.view("b", &quota, 1_769_904_000).used, 70);
         let text = "b seventy 0\nc 70 1769904000\n";
         fs::write(&path, text).expect("there is room");
         let again = QuotaBook::default();
-        let broken = restore(&again, folder.path()).expect_err("line 1");
+        let broken = restore(&again, folder.path(), Counted::Peers).expect_err("line 1");
         assert!(broken.to_string().contains("line 1 is no count; the file is now quotas.broken"), "{broken}");
         // The other lines count, and what the next counts replace is kept.
         assert_eq!(again.view("c", &quota, 1_769_904_000).used, 70);
-        save(&again, folder.path()).expect("there is room");
-        let kept = fs::read_to_string(folder.path().join(BROKEN_NAME)).expect("it is kept");
+        save(&again, folder.path(), Counted::Peers).expect("there is room");
+        let kept = fs::read_to_string(folder.path().join(Counted::Peers.broken_name())).expect("it is kept");
         assert_eq!(kept, text);
     }
 
@@ -117,13 +146,13 @@ mod tests {
                 threads.spawn(move || {
                     for bytes in 1..=100 {
                         shared.set(name, &quota, bytes, 1_769_904_000);
-                        save(shared, place).expect("nobody else has taken the file");
+                        save(shared, place, Counted::Peers).expect("nobody else has taken the file");
                     }
                 });
             }
         });
         let again = QuotaBook::default();
-        restore(&again, folder.path()).expect("it is read");
+        restore(&again, folder.path(), Counted::Peers).expect("it is read");
         for name in ["b", "c"] {
             assert_eq!(again.view(name, &quota, 1_769_904_000).used, 100);
         }
@@ -132,14 +161,15 @@ mod tests {
     #[test]
     fn what_could_not_be_written_is_written_later() {
         let folder = tempfile::tempdir().expect("there is room");
-        let state = folder.path().join("state");
+        let state = folder.path().join("var/state");
         let quota = Quota { bytes: 1_000, per: Period::Month, from: 1, then: Then::Stop };
         let book = QuotaBook::default();
         book.charge(&Arc::from("b"), &quota, 70, 1_769_904_000);
-        save(&book, &state).expect_err("there is no folder");
-        fs::create_dir(&state).expect("there is room");
-        save(&book, &state).expect("now there is");
-        assert!(state.join(FILE_NAME).exists());
-        save(&QuotaBook::default(), Path::new("")).expect("nothing is kept without a state folder");
+        save(&book, &state, Counted::Peers).expect_err("a tree is not made");
+        fs::create_dir(folder.path().join("var")).expect("there is room");
+        save(&book, &state, Counted::Peers).expect("now there is");
+        assert!(state.join(Counted::Peers.file_name()).exists());
+        save(&QuotaBook::default(), Path::new(""), Counted::Peers)
+            .expect("nothing is kept without a state folder");
     }
 }

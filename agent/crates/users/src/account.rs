@@ -6,6 +6,7 @@
 //! ```
 
 use std::{
+    fmt, iter,
     net::IpAddr,
     sync::{
         Arc,
@@ -137,10 +138,20 @@ base::labelled! {
     }
 }
 
-/// What a user has had.
+/// Whoever hears that nothing counts in an account any more.
+pub(crate) trait Watch: fmt::Debug + Send + Sync {
+    /// These are the last counts of the account.
+    fn over(&self, account: &Account);
+}
+
+/// What a user has had, or one session of the user.
 #[derive(Debug)]
 pub struct Account {
     name: Arc<str>,
+    /// The user's, if this is a session's: what counts here counts there, too.
+    whole: Option<Arc<Self>>,
+    /// Hears of the end of a session's account.
+    watch: Option<Arc<dyn Watch>>,
     pub(crate) sessions: AtomicUsize,
     pub(crate) connections: AtomicUsize,
     pub(crate) paces: Paces,
@@ -160,6 +171,8 @@ pub struct Account {
 pub struct UserFigures {
     /// The user's name.
     pub name: Arc<str>,
+    /// What may pass in each direction, in bits a second, if that is bounded.
+    pub rate: Option<u64>,
     /// Sessions that are open.
     pub sessions: usize,
     /// The inner addresses of sessions of CONNECT-IP, in order.
@@ -186,6 +199,8 @@ impl Account {
     pub fn new(name: &Arc<str>) -> Self {
         Self {
             name: Arc::clone(name),
+            whole: None,
+            watch: None,
             sessions: AtomicUsize::new(0),
             connections: AtomicUsize::new(0),
             paces: Paces::default(),
@@ -198,6 +213,19 @@ impl Account {
             dropped_to: zeroes(),
             refused: zeroes(),
         }
+    }
+
+    /// The account of a session of the user with the account `whole`, whose end `watch` hears of.
+    pub(crate) fn of_session(whole: &Arc<Self>, watch: Arc<dyn Watch>) -> Self {
+        let mut account = Self::new(&whole.name);
+        account.whole = Some(Arc::clone(whole));
+        account.watch = Some(watch);
+        account
+    }
+
+    /// The account of the user whose session has this one, or this one.
+    pub(crate) fn whole(&self) -> &Self {
+        self.whole.as_deref().unwrap_or(self)
     }
 
     /// The user's name.
@@ -216,29 +244,30 @@ impl Account {
 
     /// Counts bytes of TCP.
     pub fn bytes(&self, place: Place, bytes: usize) {
-        self.bytes[place].fetch_add(bytes as u64, Ordering::Relaxed);
+        self.several(place, 0, bytes as u64);
     }
 
     /// Counts a datagram with a payload of `bytes`.
     pub fn datagram(&self, place: Place, bytes: usize) {
-        self.datagrams[place].fetch_add(1, Ordering::Relaxed);
-        self.bytes(place, bytes);
+        self.several(place, 1, bytes as u64);
     }
 
     /// Counts datagrams with payloads of `bytes` together.
     pub(crate) fn several(&self, place: Place, datagrams: u64, bytes: u64) {
-        self.datagrams[place].fetch_add(datagrams, Ordering::Relaxed);
-        self.bytes[place].fetch_add(bytes, Ordering::Relaxed);
+        for account in iter::once(self).chain(self.whole.as_deref()) {
+            account.datagrams[place].fetch_add(datagrams, Ordering::Relaxed);
+            account.bytes[place].fetch_add(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Counts datagrams that were dropped on their way from the user.
     pub fn dropped_from_user(&self, reason: Dropped, count: u64) {
-        self.dropped_from[reason].fetch_add(count, Ordering::Relaxed);
+        self.whole().dropped_from[reason].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Counts datagrams that were dropped on their way to the user.
     pub fn dropped_to_user(&self, reason: Dropped, count: u64) {
-        self.dropped_to[reason].fetch_add(count, Ordering::Relaxed);
+        self.whole().dropped_to[reason].fetch_add(count, Ordering::Relaxed);
     }
 
     /// Datagrams that QUIC took and gave up: they were not handed to the user after all.
@@ -252,19 +281,19 @@ impl Account {
             Some(has - taken)
         };
         let _always_some =
-            self.datagrams[Place::ToUser].fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
+            self.whole().datagrams[Place::ToUser].fetch_update(Ordering::Relaxed, Ordering::Relaxed, take);
         self.dropped_to_user(Dropped::Unsent, taken);
     }
 
     /// Datagrams that QUIC received and gave up unread.
     pub fn overflowed(&self, count: u64) {
-        self.datagrams[Place::FromUser].fetch_add(count, Ordering::Relaxed);
+        self.whole().datagrams[Place::FromUser].fetch_add(count, Ordering::Relaxed);
         self.dropped_from_user(Dropped::ReceiveOverflow, count);
     }
 
     /// Counts a request that was refused.
     pub fn refused(&self, refusal: Refusal) {
-        self.refused[refusal].fetch_add(1, Ordering::Relaxed);
+        self.whole().refused[refusal].fetch_add(1, Ordering::Relaxed);
     }
 
     /// What has been counted.
@@ -273,6 +302,7 @@ impl Account {
         let read = |count: &AtomicU64| count.load(Ordering::Relaxed);
         UserFigures {
             name: Arc::clone(&self.name),
+            rate: self.paces.rate(),
             sessions: self.sessions.load(Ordering::Relaxed),
             addresses: Vec::new(),
             opened: read(&self.opened),
@@ -282,6 +312,15 @@ impl Account {
             dropped_from: Counts::from_fn(|reason| read(&self.dropped_from[reason])),
             dropped_to: Counts::from_fn(|reason| read(&self.dropped_to[reason])),
             refused: Counts::from_fn(|refusal| read(&self.refused[refusal])),
+        }
+    }
+}
+
+impl Drop for Account {
+    /// Datagrams may be counted until here, after the session is over.
+    fn drop(&mut self) {
+        if let Some(watch) = self.watch.take() {
+            watch.over(self);
         }
     }
 }

@@ -6,7 +6,9 @@
 //! | what does a client ask for | [`scope`] |
 //! | which addresses are given, and to whom do packets of the device go | `ip_links.rs` |
 //! | which packets pass | `ip_link.rs` |
+//! | how do they get to the TUN device | `ip_device.rs` |
 //! | what happens as long as a session is open | `ip_session.rs` |
+//! | which addresses are this host's own | `ip_own.rs` |
 //! | sets of addresses | [`ranges`] |
 //!
 //! ```text
@@ -16,10 +18,14 @@
 //!
 //! The host's routing lowers the TTL, once for each packet that it forwards and for none of its own (RFC 9484 §4.3): nothing here does.
 
+#[path = "ip_device.rs"]
+mod device;
 #[path = "ip_link.rs"]
 mod link;
 #[path = "ip_links.rs"]
 mod links;
+#[path = "ip_own.rs"]
+mod own;
 #[path = "ip_ranges.rs"]
 pub mod ranges;
 #[path = "ip_scope.rs"]
@@ -27,8 +33,9 @@ pub mod scope;
 #[path = "ip_session.rs"]
 mod session;
 
-pub(crate) use self::session::Own;
+pub(crate) use self::own::Own;
 pub use self::{
+    device::Device,
     link::{Link, Outcome},
     links::Links,
     session::{IpSession, Next},

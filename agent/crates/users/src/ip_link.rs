@@ -9,16 +9,20 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use base::panics::lock;
+use base::{
+    panics::lock,
+    token_bucket::{Allowance, Pace},
+};
 use bytes::Bytes;
 use h3::{addresses::Route, capsule::Capsule};
 use ip::{
     cut::Cut,
     fragment::Fragments,
-    icmp, mss,
+    icmp::{self, MOST_ANSWER},
+    mss,
     view::{ICMP, ICMPV6, IpView, TCP},
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use super::{LEAST_MTU, ranges::Ranges};
 use crate::{
@@ -32,6 +36,10 @@ const MOST_CAPSULES: usize = 16;
 /// What a packet may have where it goes by a capsule, in bytes: until it is known what a DATAGRAM frame takes, and where the client takes
 /// none.
 const CAPSULE_MTU: u16 = 1_500;
+
+/// ICMP errors about packets of a user that are refused, in one session: a flood is not answered by a flood (RFC 1812 §4.3.2.8,
+/// RFC 4443 §2.4 (f)).
+const ANSWERS: Pace = Pace { per_second: 10, at_once: 10 };
 
 /// Where the flags of TCP are in its header, and the one that opens a connection (RFC 9293 §3.1).
 const TCP_FLAGS_AT: usize = 13;
@@ -47,6 +55,8 @@ pub struct Link {
     /// Whether `room` counts: until then the path is being measured.
     settled: AtomicBool,
     deliver: Box<dyn Fn(Bytes) + Send + Sync>,
+    /// Errors that the user may still be told; `None` before the first.
+    answers: Mutex<Option<Allowance>>,
     capsules: Mutex<Capsules>,
     /// A capsule came, or an address was taken away.
     pub(super) changed: Notify,
@@ -93,6 +103,7 @@ impl Link {
             room: AtomicU16::new(0),
             settled: AtomicBool::new(false),
             deliver: Box::new(deliver),
+            answers: Mutex::default(),
             capsules: Mutex::default(),
             changed: Notify::new(),
         })
@@ -112,11 +123,16 @@ impl Link {
         if !ways.assigned.contains(&view.source) {
             return Err(Dropped::Source);
         }
-        if !ways.reach.contains(view.destination) {
-            return Err(Dropped::Destination);
-        }
-        if !self.passes(view.protocol) {
-            return Err(Dropped::Protocol);
+        let refused = if !ways.reach.contains(view.destination) {
+            Some(Dropped::Destination)
+        } else if !self.passes(view.protocol) {
+            Some(Dropped::Protocol)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            self.tell_prohibited(packet, &view);
+            return Err(reason);
         }
         if !self.account.lets_pass(Direction::FromUser, view.len) {
             return Err(Dropped::OverRate);
@@ -130,6 +146,16 @@ impl Link {
         // So that what is answered fits the path.
         let mut copy = whole.to_vec();
         if mss::clamp(&mut copy, &view, self.most(), false) { Ok(copy.into()) } else { Ok(whole) }
+    }
+
+    /// Tells the user that a packet is refused, unless it was told enough of late.
+    fn tell_prohibited(&self, packet: &[u8], view: &IpView) {
+        let mut answer = [0; MOST_ANSWER];
+        let Some(length) = icmp::prohibited(packet, view, &mut answer) else { return };
+        let now = Instant::now().into_std();
+        if lock(&self.answers).get_or_insert_with(|| Allowance::new(ANSWERS, now)).take(1, now) {
+            (self.deliver)(Bytes::copy_from_slice(&answer[..length]));
+        }
     }
 
     /// Takes a packet of the device, or several in one, that goes to an address of the user.

@@ -3,6 +3,7 @@
 use std::{
     collections::{HashMap, HashSet},
     net::{IpAddr, Ipv4Addr, Ipv6Addr},
+    ptr,
     sync::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
@@ -15,7 +16,10 @@ use config::Config;
 use ip::{cut::Cut, view::IpView, vnet::VnetHeader};
 use ipnet::IpNet;
 
-use super::link::{Link, Outcome};
+use super::{
+    device::{Device, Devices},
+    link::{Link, Outcome},
+};
 use crate::account::Account;
 
 /// The sessions of CONNECT-IP by their addresses.
@@ -25,6 +29,7 @@ pub struct Links {
     count: AtomicUsize,
     table: ArcSwap<HashMap<IpAddr, Arc<Link>>>,
     pool: Mutex<Pool>,
+    devices: Arc<Devices>,
 }
 
 /// The addresses that may be given.
@@ -53,6 +58,17 @@ impl Links {
         let own = config.tun.iter().flat_map(|tun| &tun.addresses).map(IpNet::addr);
         let fixed = config.users.iter().flat_map(|user| &user.addresses).copied();
         pool.reserved = own.chain(fixed).collect();
+    }
+
+    /// Packets of users may go to `device`, the part of the TUN device of the worker with this number.
+    pub fn has_device(&self, worker: u8, device: Arc<dyn Device>) {
+        self.devices.set(worker, device);
+    }
+
+    /// The TUN device, for those who are no worker; `None` if there is none.
+    #[must_use]
+    pub fn device(&self) -> Option<Arc<dyn Device>> {
+        self.devices.any().then(|| Arc::clone(&self.devices) as Arc<dyn Device>)
     }
 
     /// Whether anybody can have an address.
@@ -114,7 +130,7 @@ impl Links {
             return Vec::new();
         }
         let table = self.table.load();
-        let own = table.iter().filter(|(_, link)| Arc::ptr_eq(link.account(), account));
+        let own = table.iter().filter(|(_, link)| ptr::eq(link.account().whole(), Arc::as_ptr(account)));
         let mut own: Vec<_> = own.map(|(address, _)| *address).collect();
         own.sort_unstable();
         own

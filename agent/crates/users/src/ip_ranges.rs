@@ -26,11 +26,15 @@ impl Ranges {
         made
     }
 
-    /// Adds `others`.
-    pub fn add(&mut self, others: Self) {
-        self.ipv4.extend(others.ipv4);
-        self.ipv6.extend(others.ipv6);
-        self.settle();
+    /// All addresses of `sets`, which are brought into order once.
+    pub(crate) fn union(sets: impl IntoIterator<Item = Self>) -> Self {
+        let mut made = Self::default();
+        for Self { ipv4, ipv6 } in sets {
+            made.ipv4.extend(ipv4);
+            made.ipv6.extend(ipv6);
+        }
+        made.settle();
+        made
     }
 
     /// Takes out `others`.
@@ -181,8 +185,8 @@ mod tests {
             };
             let (a, b): (Vec<_>, Vec<_>) = (a.iter().map(net).collect(), b.iter().map(net).collect());
             let (of_a, of_b) = (Ranges::of(&a), Ranges::of(&b));
-            let (mut sum, mut difference, mut both) = (of_a.clone(), of_a.clone(), of_a);
-            sum.add(of_b.clone());
+            let sum = Ranges::union([of_a.clone(), of_b.clone()]);
+            let (mut difference, mut both) = (of_a.clone(), of_a);
             difference.remove(&of_b);
             both.keep(&of_b);
             for last in 0..=255 {

@@ -1,22 +1,14 @@
 //! What happens as long as a session is open: addresses and routes are told, and follow the configuration; the client's requests for
 //! addresses are answered; the path is looked at.
 
-use std::{
-    net::IpAddr,
-    sync::{Arc, Mutex},
-    time::Duration,
-};
+use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use base::{
-    panics::lock,
-    token_bucket::{Allowance, Pace},
-};
+use base::token_bucket::{Allowance, Pace};
 use h3::{
     addresses::{self, Address},
     capsule::{ADDRESS_ASSIGN, ADDRESS_REQUEST, ROUTE_ADVERTISEMENT},
 };
 use ipnet::IpNet;
-use net::netlink::Netlink;
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -42,9 +34,6 @@ const MOST_ENTRIES: usize = 256;
 /// Capsules of a client that are not datagrams.
 const CAPSULES: Pace = Pace { per_second: 4, at_once: 64 };
 
-/// For how long this host's addresses are taken for what they were.
-const OWN_FOR: Duration = Duration::from_secs(1);
-
 /// An open session of CONNECT-IP. Its addresses are given back when it is dropped.
 pub struct IpSession {
     access: watch::Receiver<Arc<Access>>,
@@ -56,6 +45,8 @@ pub struct IpSession {
     /// The fixed addresses that it was opened with.
     fixed: Vec<IpAddr>,
     reach: Ranges,
+    /// What `reach` follows from: it is made anew where one of them is another one.
+    made_of: Option<(Arc<Access>, Arc<[IpNet]>)>,
     /// What the client was told to have, with the number of the request that each answers.
     told: Vec<Address>,
     capsules: Allowance,
@@ -70,32 +61,6 @@ pub enum Next {
     Send(Vec<u8>),
     /// It is over, for this reason unless the user may not go on.
     End(Option<Refusal>),
-}
-
-/// The addresses of this host as they were some time ago.
-#[derive(Default)]
-pub(crate) struct Own(Mutex<Option<(Instant, Arc<[IpNet]>)>>);
-
-impl Own {
-    /// What the kernel delivers to this host itself; `None` if it cannot be asked.
-    fn get(&self) -> Option<Arc<[IpNet]>> {
-        let now = Instant::now();
-        let mut known = lock(&self.0);
-        if let Some((at, own)) = &*known
-            && now.saturating_duration_since(*at) < OWN_FOR
-        {
-            return Some(Arc::clone(own));
-        }
-        let own: Arc<[IpNet]> = Netlink::open().and_then(|mut netlink| netlink.local_prefixes()).ok()?.into();
-        *known = Some((now, Arc::clone(&own)));
-        Some(own)
-    }
-
-    /// Takes `own` for this host's addresses for a day.
-    #[cfg(test)]
-    pub(crate) fn set(&self, own: &[IpNet]) {
-        *lock(&self.0) = Some((Instant::now() + Duration::from_secs(86_400), own.into()));
-    }
 }
 
 impl Grant {
@@ -127,13 +92,14 @@ impl Grant {
             named,
             fixed: access.addresses.clone(),
             reach: Ranges::default(),
+            made_of: None,
             told: Vec::new(),
             capsules: Allowance::new(CAPSULES, now.into_std()),
             settles_at: now + SETTLED_AFTER,
             next_look: now + TICK,
         };
         session.access.mark_unchanged();
-        session.reach = session.reach_of(&access).ok_or(Refusal::Unreachable)?;
+        session.reach = session.new_reach(&access).ok_or(Refusal::Unreachable)?;
         if session.reach.is_empty() {
             let wanted = session.wanted(&access);
             return Err(if wanted.is_empty() { Refusal::Network } else { Refusal::Address });
@@ -197,8 +163,7 @@ impl IpSession {
         }
         let mut out = Vec::new();
         self.read_capsules(now, &mut out)?;
-        // Where the kernel cannot be asked, all stays as it was.
-        if let Some(reach) = self.reach_of(&access).filter(|reach| *reach != self.reach) {
+        if let Some(reach) = self.new_reach(&access).filter(|reach| *reach != self.reach) {
             if reach.is_empty() {
                 return Err(None);
             }
@@ -260,11 +225,18 @@ impl IpSession {
         addresses::put_assigned(out, &all);
     }
 
-    /// What the user may reach of what was asked for; `None` if the kernel cannot be asked which addresses are its own.
-    fn reach_of(&self, access: &Access) -> Option<Ranges> {
+    /// What the user may reach of what was asked for. `None`: nothing has changed since this was asked last, or the kernel cannot be asked
+    /// which addresses are its own, and all stays as it was.
+    fn new_reach(&mut self, access: &Arc<Access>) -> Option<Ranges> {
         let own = self.grant.together.own.get()?;
+        let is_same =
+            |made: &(Arc<Access>, Arc<[IpNet]>)| Arc::ptr_eq(&made.0, access) && Arc::ptr_eq(&made.1, &own);
+        if self.made_of.as_ref().is_some_and(is_same) {
+            return None;
+        }
         let mut reach = access.policy.packets_reach(&access.networks, &own);
         reach.keep(&self.wanted(access));
+        self.made_of = Some((Arc::clone(access), own));
         Some(reach)
     }
 

@@ -169,6 +169,10 @@ async fn a_session_has_addresses_and_routes_and_carries_what_they_allow() {
     ] {
         assert_eq!(client.sends(from, to).map(|packet| packet.len()), result, "{from} to {to}");
     }
+    // The user is told of what it may not reach, as far as that is a host, and of nothing that it did not send.
+    let told: Vec<_> = std::mem::take(&mut *lock(&client.got)).iter().map(prohibited).collect();
+    let expected = ["192.0.2.1", "192.0.3.9", "198.51.100.1", "10.9.1.1"];
+    assert_eq!(told, expected.map(|from| Some((from.parse().unwrap(), "10.9.1.2".parse().unwrap()))));
     let mut longer = udp("10.9.1.2", "192.0.2.9", 100);
     longer.extend([7; 10]);
     assert_eq!(client.link.from_user(&longer.into()).map(|packet| packet.len()), Ok(128));
@@ -187,6 +191,40 @@ async fn a_session_has_addresses_and_routes_and_carries_what_they_allow() {
     drop(client);
     assert!(links.is_empty());
     assert_eq!(from_device(&links, udp("192.0.2.9", "10.9.1.2", 10)), None);
+}
+
+/// From where to whom a message goes that a packet is administratively prohibited.
+fn prohibited(packet: &Bytes) -> Option<(IpAddr, IpAddr)> {
+    let view = IpView::parse(packet).unwrap();
+    let expected: (u8, [u8; 2]) = if view.is_ipv6() { (58, [1, 1]) } else { (1, [3, 13]) };
+    let message = &packet[view.transport_at..];
+    (view.protocol == expected.0 && message[..2] == expected.1).then_some((view.source, view.destination))
+}
+
+#[tokio::test]
+async fn a_flood_of_refused_packets_is_answered_ten_times_a_second() {
+    let anna = Anna::new();
+    anna.may("[\"10.9.1.0/24\"]", LAN);
+    let client = anna.open("192.0.2.0%2F24/6/").await.unwrap();
+    let began = tokio::time::Instant::now();
+    let count = |from: &str, to: &str| {
+        assert!((0..500).all(|_| client.sends(from, to).is_err()));
+        let told = std::mem::take(&mut *lock(&client.got));
+        assert!(told.iter().all(|packet| prohibited(packet).is_some()));
+        told.len()
+    };
+    assert_eq!(count("192.0.2.200", "203.0.113.1"), 0, "the source may be anybody's");
+    let mut error = udp("10.9.1.2", "203.0.113.1", 100);
+    (error[9], error[20]) = (1, 3);
+    assert_eq!(client.link.from_user(&error.into()), Err(Dropped::Destination));
+    assert!(lock(&client.got).is_empty(), "an error is not answered");
+    let of_protocol = count("10.9.1.2", "192.0.2.9");
+    assert!(of_protocol >= 10, "{of_protocol}");
+    tokio::time::sleep(Duration::from_millis(250)).await;
+    let of_destination = count("10.9.1.2", "203.0.113.1");
+    assert!(of_destination >= 2, "{of_destination}");
+    let most = 10 + began.elapsed().as_millis() as usize / 100 + 1;
+    assert!(of_protocol + of_destination <= most, "{of_protocol} {of_destination} {most}");
 }
 
 #[tokio::test]
@@ -326,6 +364,14 @@ async fn a_session_follows_the_configuration() {
     let routes = addresses::routes(&read(&told)[0].1, 9).unwrap();
     assert_eq!(routes[1].last.to_string(), "192.0.2.127");
     assert_eq!(client.sends("10.9.1.2", "192.0.2.200"), Err(Dropped::Destination));
+    // This host has another address: within a second that one is taken out, and what it had is not any more.
+    anna.users.together.own.set(&["192.0.2.7/32".parse().unwrap()]);
+    let Next::Send(told) = client.next().await else { panic!("it goes on") };
+    let routes = addresses::routes(&read(&told)[0].1, 9).unwrap();
+    let ranges: Vec<_> = routes.iter().map(|route| format!("{}-{}", route.first, route.last)).collect();
+    assert_eq!(ranges, ["192.0.2.0-192.0.2.6", "192.0.2.8-192.0.2.127"]);
+    assert!(client.sends("10.9.1.2", "192.0.2.1").is_ok());
+    anna.users.together.own.set(&["192.0.2.1/32".parse().unwrap()]);
     for keys in ["networks = [\"10.0.0.0/8\"]", "disabled = true", "address = [\"10.9.1.9\"]"] {
         anna.may(pool, LAN);
         let mut client = anna.open("*/*/").await.unwrap();

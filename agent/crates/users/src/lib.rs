@@ -10,6 +10,7 @@
 //! | how is it opened | `open.rs`; as IP packets: [`ip`] |
 //! | how many names are looked up for it at a time | `lookups.rs` |
 //! | how much may pass | [`rate`] |
+//! | what is recorded of a session | [`session`] |
 //! | what is counted | [`account`] |
 
 use std::{
@@ -23,7 +24,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use base::panics::lock;
-use config::{Config, MOST_USER_SESSIONS, Network, Service, Upstream, User, leads_back::OwnListeners};
+use config::{Config, Network, Service, Upstream, User, leads_back::OwnListeners};
 use gate::password::PasswordKey;
 use tokio::sync::watch;
 
@@ -37,16 +38,18 @@ pub mod policy;
 #[doc(hidden)]
 pub mod properties;
 pub mod rate;
+pub mod session;
 pub mod target;
 
-pub use self::open::Open;
 use self::{
     account::{Account, UserFigures},
     credentials::{Presented, presented},
     ip::{Links, Own},
     lookups::Lookups,
     policy::Policy,
+    session::{Records, TakeRecord},
 };
+pub use self::{open::Open, session::Session};
 
 /// Sessions that one user may have open.
 pub const MOST_SESSIONS: usize = 256;
@@ -79,6 +82,7 @@ struct Together {
     links: Arc<Links>,
     /// The addresses of this host.
     own: Own,
+    records: Records,
 }
 
 struct Entry {
@@ -172,6 +176,21 @@ impl Users {
         self.table.store(Arc::new(table));
     }
 
+    /// Has `take` get what sessions have been when they are over, but for those that are open already; only the first counts.
+    pub fn record_ends(&self, take: TakeRecord) {
+        self.together.records.take_with(take);
+    }
+
+    /// Sessions that break off from now on do so because the agent stops.
+    pub fn stops(&self) {
+        self.together.records.stops();
+    }
+
+    /// Has sessions recorded that are still open, because the agent stops.
+    pub fn record_open(&self) {
+        self.together.records.end_all();
+    }
+
     /// The sessions of CONNECT-IP, for packets of the TUN device.
     #[must_use]
     pub fn links(&self) -> Arc<Links> {
@@ -255,18 +274,6 @@ impl Grant {
         &self.account
     }
 
-    /// Takes a place among the user's sessions; `None` if there is none left.
-    #[must_use]
-    pub fn session(&self) -> Option<Session> {
-        take(&self.together.sessions, MOST_USER_SESSIONS)?;
-        if take(&self.account.sessions, MOST_SESSIONS).is_none() {
-            self.together.sessions.fetch_sub(1, Ordering::Relaxed);
-            return None;
-        }
-        self.account.opened();
-        Some(Session { account: Arc::clone(&self.account), together: Arc::clone(&self.together) })
-    }
-
     /// Takes a place among the user's connections; `None` if there is none left.
     #[must_use]
     pub fn connection(&self) -> Option<Connection> {
@@ -284,19 +291,6 @@ impl Grant {
 fn take(count: &AtomicUsize, most: usize) -> Option<usize> {
     let more = |now| (now < most).then_some(now + 1);
     count.fetch_update(Ordering::Relaxed, Ordering::Relaxed, more).ok()
-}
-
-/// A place among the sessions of a user, until it is dropped.
-pub struct Session {
-    account: Arc<Account>,
-    together: Arc<Together>,
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.account.sessions.fetch_sub(1, Ordering::Relaxed);
-        self.together.sessions.fetch_sub(1, Ordering::Relaxed);
-    }
 }
 
 /// A place among the connections of a user, until it is dropped.

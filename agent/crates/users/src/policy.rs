@@ -114,11 +114,10 @@ impl Policy {
     /// Where IP packets of a user with these `networks` may go, whatever their protocol; `own` are the addresses of this host.
     #[must_use]
     pub fn packets_reach(&self, networks: &[Network], own: &[IpNet]) -> Ranges {
-        let mut reach = Ranges::default();
+        let own = Ranges::of(own);
         // A packet of ICMP is neither of UDP nor of TCP.
-        for any in self.0.iter().filter(|any| any.protocol == Protocol::Both) {
-            reach.add(any.packets_reach(&Ranges::of(own)));
-        }
+        let both = self.0.iter().filter(|any| any.protocol == Protocol::Both);
+        let mut reach = Ranges::union(both.map(|any| any.packets_reach(&own)));
         let whole = networks.iter().filter(|network| network.port.is_none());
         reach.keep(&Ranges::of(whole.map(|network| &network.net)));
         reach
@@ -135,14 +134,15 @@ impl Any {
             reach.remove(&Ranges::of(&SPECIAL));
             reach.remove(own);
         }
-        for net in &self.allow {
+        let parts = self.allow.iter().map(|net| {
             let mut part = Ranges::of([net]);
             part.remove(&Ranges::of(SPECIAL.iter().filter(|range| !range.contains(net))));
             if net.prefix_len() < net.max_prefix_len() {
                 part.remove(own);
             }
-            reach.add(part);
-        }
+            part
+        });
+        reach = Ranges::union(parts.chain([reach]));
         reach.remove(&Ranges::of(&self.deny));
         reach
     }

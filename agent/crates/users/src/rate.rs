@@ -63,6 +63,10 @@ impl Paces {
         self.rate.store(bits.unwrap_or(0), Ordering::Relaxed);
     }
 
+    pub(crate) fn rate(&self) -> Option<u64> {
+        Some(self.rate.load(Ordering::Relaxed)).filter(|bits| *bits > 0)
+    }
+
     fn take(&self, direction: Direction, bytes: usize) -> Result<(), Duration> {
         match self.rate.load(Ordering::Relaxed) {
             0 => Ok(()),
@@ -97,7 +101,7 @@ impl Account {
     /// Whether a datagram or an IP packet of `bytes` may pass; what is beyond the rate is dropped, since it would be late.
     #[must_use]
     pub fn lets_pass(&self, direction: Direction, bytes: usize) -> bool {
-        self.paces.take(direction, bytes).is_ok()
+        self.whole().paces.take(direction, bytes).is_ok()
     }
 }
 

@@ -7,6 +7,7 @@
 //! | how lost payloads are repaired, as both ends have to know it | [`repair_terms`] |
 //! | how many stream connections there are, and how each finds its worker | [`join`] |
 //! | how a balancer tells a service its client (PROXY protocol) | [`proxy`] |
+//! | several lines of a dialler, as the listener knows them | [`mod@line`] |
 //! | connection IDs, which name a worker and a lane | [`cid`] |
 
 #![warn(missing_docs)]
@@ -15,6 +16,7 @@ pub mod cid;
 pub mod context;
 pub mod framing;
 pub mod join;
+pub mod line;
 pub mod messages;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]

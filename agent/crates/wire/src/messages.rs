@@ -13,6 +13,7 @@ use crate::{
     cid::CONNECTION_ID_BYTES,
     framing,
     join::MAX_STREAM_CONNECTIONS,
+    line::{LaneLine, LineState},
     protobuf,
     repair_terms::{Deadline, Order, Terms},
     stream_messages::{lists_of, of_streams},
@@ -210,6 +211,8 @@ pub enum Message {
     /// The listener is about to stop: the dialler connects elsewhere, to another endpoint of the peer or to another exit behind the
     /// same one, and ends this session then.
     Leave,
+    /// What the sender says of one of the session's lines, to an end with [`Features::LINES`].
+    LineState(LineState),
 }
 
 /// The bytes of padding in [`Message::Here`].
@@ -302,6 +305,8 @@ impl Features {
     pub const STREAM_CREDIT: Self = Self(1024);
     /// Says in [`StreamOpen`] who connected, to a service that wants to know.
     pub const STREAM_CLIENT: Self = Self(2048);
+    /// Sends by the lines that openings of lanes name, and understands [`Message::LineState`].
+    pub const LINES: Self = Self(4096);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -353,6 +358,8 @@ pub struct LaneOffer {
     pub connection_id: [u8; CONNECTION_ID_BYTES],
     /// The dialler's proof of the preshared key that the lane's secrets are mixed with; `None`: with none. Not in the acceptance.
     pub preshared_key: Option<KeyProof>,
+    /// The line that the lane is on, if the dialler has several and the listener knows lines. Not in the acceptance.
+    pub line: Option<LaneLine>,
 }
 
 /// The end of a lane, or of the attempt to open it.
@@ -410,7 +417,8 @@ impl Message {
             protobuf::Kind::Hello(hello) => hello.try_into().map(Self::Hello),
             protobuf::Kind::LaneOpen(offer) => offer.try_into().map(Self::LaneOpen),
             protobuf::Kind::LaneAccept(offer) => {
-                protobuf::LaneOffer { preshared_key: Vec::new(), ..offer }.try_into().map(Self::LaneAccept)
+                let offer = protobuf::LaneOffer { preshared_key: Vec::new(), line: None, ..offer };
+                offer.try_into().map(Self::LaneAccept)
             }
             protobuf::Kind::LaneRefuse(end) => {
                 let reason = LaneRefusal::try_from(end.reason).unwrap_or(LaneRefusal::Unspecified);
@@ -439,6 +447,7 @@ impl Message {
                 Ok(Self::StreamCredit { initial: credit.initial, limits })
             }
             protobuf::Kind::PacketRepair(repair) => terms(Some(repair)).map(Self::PacketRepair),
+            protobuf::Kind::LineState(state) => LineState::of_wire(state).map(Self::LineState),
             protobuf::Kind::PresharedKeys(keys) => proofs(&keys.proofs).map(Self::PresharedKeys),
         }
     }
@@ -460,6 +469,7 @@ impl Message {
             Self::StreamsWanted => protobuf::Kind::StreamsWanted(protobuf::Nothing {}),
             Self::Release => protobuf::Kind::Release(protobuf::Nothing {}),
             Self::Leave => protobuf::Kind::Leave(protobuf::Nothing {}),
+            Self::LineState(state) => protobuf::Kind::LineState(state.into()),
             Self::StreamAbort(aborts) => {
                 let (streams, bytes) = lists_of(aborts);
                 protobuf::Kind::StreamAbort(protobuf::StreamAbort { streams, bytes })
@@ -518,7 +528,9 @@ impl TryFrom<protobuf::LaneOffer> for LaneOffer {
             [] => None,
             bytes => Some(proof(bytes)?),
         };
-        Ok(Self { lane: lane(offer.lane)?, epoch: offer.epoch, connection_id, preshared_key })
+        let lane = lane(offer.lane)?;
+        let line = offer.line.map(|line| LaneLine::of_wire(line, lane)).transpose()?;
+        Ok(Self { lane, epoch: offer.epoch, connection_id, preshared_key, line })
     }
 }
 
@@ -561,7 +573,7 @@ fn lane(lane: u32) -> Result<u8, MessageError> {
     narrow("lane", lane, 0..=MAX_LANES - 1)
 }
 
-fn narrow<T: TryFrom<u32> + PartialOrd>(
+pub(crate) fn narrow<T: TryFrom<u32> + PartialOrd>(
     field: &'static str,
     value: u32,
     range: std::ops::RangeInclusive<T>,
@@ -658,6 +670,7 @@ impl From<&LaneOffer> for protobuf::LaneOffer {
             epoch: offer.epoch,
             connection_id: offer.connection_id.to_vec(),
             preshared_key: offer.preshared_key.map(|proof| proof.0.to_vec()).unwrap_or_default(),
+            line: offer.line.as_ref().map(protobuf::Line::from),
         }
     }
 }

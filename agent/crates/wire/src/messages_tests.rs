@@ -8,6 +8,7 @@ use quinn_proto::coding::Codec;
 
 use super::*;
 use crate::{
+    line::{LineState, LineTerms, MOST_LINES, MOST_WEIGHT},
     proxy::ClientAddresses,
     repair_terms::{Deadline, MOST_OVERHEAD_PPM, Mode},
 };
@@ -123,6 +124,11 @@ fn service(number: u32, name: &str) -> Service {
 const REPAIR: Terms =
     Terms { mode: Mode::Auto, deadline: Deadline::Path, max_overhead_ppm: 300_000, order: Order::Hold };
 
+const LINE: LaneLine = LaneLine {
+    lanes: 8,
+    terms: LineTerms { rate: Some(48_000_000), weight: MOST_WEIGHT, metered: true, backup: true },
+};
+
 fn hello() -> Hello {
     Hello {
         instance: *b"sixteen bytes id",
@@ -176,6 +182,29 @@ fn join_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
     (Message::Join(join), hand.bytes("Envelope.join", &fields.concat()))
 }
 
+fn line_by_hand(hand: &mut ByHand) -> Vec<u8> {
+    let fields = [
+        hand.number("Line.lanes", 8),
+        hand.number("Line.rate", 48_000_000),
+        hand.number("Line.weight", 256),
+        hand.number("Line.metered", 1),
+        hand.number("Line.backup", 1),
+    ];
+    hand.bytes("LaneOpen.line", &fields.concat())
+}
+
+fn state_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
+    // The number of lanes is not written.
+    let terms = line_by_hand(hand).split_off(4);
+    let fields = [
+        hand.number("LineState.line", 7),
+        hand.number("LineState.unheard", 1),
+        hand.bytes("LineState.terms", &terms),
+    ];
+    let state = LineState { line: 7, unheard: true, terms: Some(LINE.terms) };
+    (Message::LineState(state), hand.bytes("Envelope.line_state", &fields.concat()))
+}
+
 fn aborts_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
     let fields = [hand.bytes("StreamAbort.streams", &[4, 8]), hand.bytes("StreamAbort.bytes", &[0, 200, 1])];
     let ends = [(4, 0), (8, 200)].map(|(stream, offset)| StreamOffset { stream, offset });
@@ -196,8 +225,9 @@ fn credit_by_hand(hand: &mut ByHand) -> (Message, Vec<u8>) {
 #[test]
 fn every_field_number_is_the_documented_one() {
     let hand = &mut ByHand::new();
-    let accepted = LaneOffer { lane: 63, epoch: u64::MAX, connection_id: *b"8 bytes!", preshared_key: None };
-    let offer = LaneOffer { preshared_key: Some(KeyProof([3; 16])), ..accepted };
+    let (connection_id, epoch) = (*b"8 bytes!", u64::MAX);
+    let accepted = LaneOffer { lane: 63, epoch, connection_id, preshared_key: None, line: None };
+    let offer = LaneOffer { preshared_key: Some(KeyProof([3; 16])), line: Some(LINE), ..accepted };
     let mut cases = vec![
         hello_by_hand(hand),
         {
@@ -216,6 +246,7 @@ fn every_field_number_is_the_documented_one() {
         (Message::Leave, hand.bytes("Envelope.leave", &[])),
         aborts_by_hand(hand),
         credit_by_hand(hand),
+        state_by_hand(hand),
         {
             let rate = hand.number("ReceiveRate.bits_per_second", 48_000_000);
             (Message::ReceiveRate { bits_per_second: 48_000_000 }, hand.bytes("Envelope.receive_rate", &rate))
@@ -252,6 +283,7 @@ fn every_field_number_is_the_documented_one() {
             [hand.lane(kind), hand.bytes(&format!("{kind}.connection_id"), &offer.connection_id)].concat();
         if kind == "LaneOpen" {
             fields.extend(hand.bytes("LaneOpen.preshared_key", &[3; 16]));
+            fields.extend(line_by_hand(hand));
         }
         cases.push((message, hand.bytes(field, &fields)));
     }
@@ -417,13 +449,47 @@ fn services_are_checked() {
 fn lanes_are_checked() {
     let offer = |lane, id: &[u8]| {
         let connection_id = id.to_vec();
-        let offer = protobuf::LaneOffer { lane, epoch: 1, connection_id, preshared_key: Vec::new() };
+        let offer =
+            protobuf::LaneOffer { lane, epoch: 1, connection_id, preshared_key: Vec::new(), line: None };
         Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::LaneOpen(offer)) }.encode_to_vec())
     };
     assert!(offer(63, &[0; 8]).is_ok());
     assert_eq!(offer(64, &[0; 8]), Err(MessageError::Range { field: "lane", value: 64 }));
     assert_eq!(offer(256, &[0; 8]), Err(MessageError::Range { field: "lane", value: 256 }));
     assert_eq!(offer(0, &[0; 9]), Err(MessageError::Length { field: "connection_id", bytes: 9 }));
+}
+
+#[test]
+fn lines_are_checked() {
+    let opened = |lane, line| {
+        let (connection_id, preshared_key) = (vec![0; 8], Vec::new());
+        let offer = protobuf::LaneOffer { lane, epoch: 1, connection_id, preshared_key, line: Some(line) };
+        let of = |kind| Message::decode(&protobuf::Envelope { kind: Some(kind) }.encode_to_vec());
+        let accepted = of(protobuf::Kind::LaneAccept(offer.clone()));
+        assert!(matches!(accepted, Ok(Message::LaneAccept(LaneOffer { line: None, .. }))), "{accepted:?}");
+        of(protobuf::Kind::LaneOpen(offer))
+    };
+    let line = protobuf::Line { lanes: 2, rate: 0, weight: 0, metered: false, backup: false };
+    let range = |field, value| Err(MessageError::Range { field, value });
+    let Ok(Message::LaneOpen(offer)) = opened(5, line) else { panic!("it is right") };
+    let terms = LineTerms { rate: None, weight: 1, metered: false, backup: false };
+    assert_eq!(offer.line, Some(LaneLine { lanes: 2, terms }), "what is not said has its default");
+    assert_eq!(offer.line.map(|line| line.number(offer.lane)), Some(2));
+    assert_eq!(opened(5, protobuf::Line { lanes: 0, ..line }), range("lanes", 0));
+    assert_eq!(opened(5, protobuf::Line { lanes: 65, ..line }), range("lanes", 65));
+    assert!(opened(63, protobuf::Line { lanes: 64, ..line }).is_ok());
+    assert_eq!(opened(5, protobuf::Line { weight: 257, ..line }), range("weight", 257));
+    assert!(opened(15, line).is_ok());
+    assert_eq!(opened(16, line), range("line", u32::from(MOST_LINES)));
+    let stated = |line, terms| {
+        let state = protobuf::LineState { line, unheard: false, terms };
+        Message::decode(&protobuf::Envelope { kind: Some(protobuf::Kind::LineState(state)) }.encode_to_vec())
+    };
+    let state = LineState { line: 7, unheard: false, terms: Some(terms) };
+    assert_eq!(stated(7, Some(line)), Ok(Message::LineState(state)), "the number of lanes is not looked at");
+    assert_eq!(stated(7, None), Ok(Message::LineState(LineState { terms: None, ..state })));
+    assert_eq!(stated(8, None), range("line", 8));
+    assert_eq!(stated(0, Some(protobuf::Line { weight: 257, ..line })), range("weight", 257));
 }
 
 #[test]
@@ -439,8 +505,8 @@ fn proofs_of_preshared_keys_are_checked() {
         let keys = protobuf::Kind::PresharedKeys(protobuf::PresharedKeys { proofs });
         assert_eq!(Message::decode(&protobuf::Envelope { kind: Some(keys) }.encode_to_vec()), expected);
     }
-    let offer =
-        protobuf::LaneOffer { lane: 1, epoch: 1, connection_id: vec![0; 8], preshared_key: vec![1; 15] };
+    let (connection_id, preshared_key) = (vec![0; 8], vec![1; 15]);
+    let offer = protobuf::LaneOffer { lane: 1, epoch: 1, connection_id, preshared_key, line: None };
     let open = protobuf::Envelope { kind: Some(protobuf::Kind::LaneOpen(offer.clone())) };
     assert_eq!(Message::decode(&open.encode_to_vec()), length(15));
     let accept = protobuf::Envelope { kind: Some(protobuf::Kind::LaneAccept(offer)) };
@@ -543,8 +609,13 @@ fn features_have_the_bits_of_the_document() {
         Features::PRESHARED_KEYS,
         Features::LEAVE,
         Features::MULTICAST,
+        Features::STREAM_ABORT,
+        Features::STREAM_CREDIT,
+        Features::STREAM_CLIENT,
+        Features::LINES,
     ];
-    assert_eq!(bits.map(|feature| feature.0), [1, 2, 4, 8, 16, 32, 64, 128, 256]);
+    let documented: Vec<u64> = (0..13).map(|bit| 1 << bit).collect();
+    assert_eq!(bits.map(|feature| feature.0)[..], documented);
 }
 
 #[test]
@@ -585,12 +656,23 @@ fn any_terms(number: u32) -> Option<Terms> {
     Terms { mode, deadline, max_overhead_ppm: number % (MOST_OVERHEAD_PPM + 1), order }.in_use()
 }
 
+fn any_line() -> impl Strategy<Value = Option<LaneLine>> {
+    let terms = (1..u64::MAX, any::<bool>(), 1..=MOST_WEIGHT, any::<bool>(), any::<bool>());
+    prop::option::of((1..=MAX_LANES, terms)).prop_map(|line| {
+        let (lanes, (rate, is_known, weight, metered, backup)) = line?;
+        let rate = Some(rate).filter(|_| is_known);
+        Some(LaneLine { lanes, terms: LineTerms { rate, weight, metered, backup } })
+    })
+}
+
 fn any_message() -> impl Strategy<Value = Message> {
     let offer = |with_key| {
-        (0..MAX_LANES, any::<u64>(), any::<[u8; 8]>(), any::<Option<[u8; 16]>>()).prop_map(
-            move |(lane, epoch, connection_id, proof)| {
+        let keyed = (any::<[u8; 8]>(), any::<Option<[u8; 16]>>());
+        (0..MAX_LANES, any::<u64>(), keyed, any_line()).prop_map(
+            move |(lane, epoch, (connection_id, proof), line)| {
                 let preshared_key = proof.filter(|_| with_key).map(KeyProof);
-                LaneOffer { lane, epoch, connection_id, preshared_key }
+                let line = line.filter(|line| with_key && line.number(lane) < MOST_LINES);
+                LaneOffer { lane, epoch, connection_id, preshared_key, line }
             },
         )
     };
@@ -637,6 +719,9 @@ fn any_message() -> impl Strategy<Value = Message> {
         Just(Message::StreamsWanted),
         Just(Message::Release),
         Just(Message::Leave),
+        (0..MOST_LINES, any::<bool>(), any_line()).prop_map(|(line, unheard, of_lane)| {
+            Message::LineState(LineState { line, unheard, terms: of_lane.map(|line| line.terms) })
+        }),
         any_offsets().prop_map(Message::StreamAbort),
         (any::<u64>(), any_offsets()).prop_map(|(initial, limits)| Message::StreamCredit { initial, limits }),
         any::<u64>().prop_map(|bits_per_second| Message::ReceiveRate { bits_per_second }),
@@ -684,7 +769,7 @@ proptest! {
             prop_assert_eq!(Message::decode(&body(&message)), Ok(message));
         }
         // The same bytes as the content of a message that exists.
-        let mut envelope = vec![((bytes.len() as u8 % 15 + 1) << 3) | 2];
+        let mut envelope = leb128(((bytes.len() as u64 % 20 + 1) << 3) | 2);
         envelope.put_slice(&leb128(bytes.len() as u64));
         envelope.extend(&bytes);
         if let Ok(message) = Message::decode(&envelope) {

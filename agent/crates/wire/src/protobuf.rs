@@ -2,7 +2,7 @@
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub(crate) struct Envelope {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 17, 18, 19, 20")]
     pub kind: Option<Kind>,
 }
 
@@ -44,6 +44,19 @@ pub(crate) enum Kind {
     StreamAbort(StreamAbort),
     #[prost(message, tag = "19")]
     StreamCredit(StreamCredit),
+    #[prost(message, tag = "20")]
+    LineState(LineState),
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct LineState {
+    #[prost(uint32, tag = "1")]
+    pub line: u32,
+    #[prost(bool, tag = "2")]
+    pub unheard: bool,
+    /// Its `lanes` means nothing.
+    #[prost(message, optional, tag = "3")]
+    pub terms: Option<Line>,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
@@ -176,6 +189,23 @@ pub(crate) struct LaneOffer {
     /// Empty in a `LaneAccept`, which has no such field.
     #[prost(bytes = "vec", tag = "4")]
     pub preshared_key: Vec<u8>,
+    /// Likewise absent.
+    #[prost(message, optional, tag = "5")]
+    pub line: Option<Line>,
+}
+
+#[derive(Clone, Copy, PartialEq, prost::Message)]
+pub(crate) struct Line {
+    #[prost(uint32, tag = "1")]
+    pub lanes: u32,
+    #[prost(uint64, tag = "2")]
+    pub rate: u64,
+    #[prost(uint32, tag = "3")]
+    pub weight: u32,
+    #[prost(bool, tag = "4")]
+    pub metered: bool,
+    #[prost(bool, tag = "5")]
+    pub backup: bool,
 }
 
 /// `LaneRefuse` and `LaneClose`, which have the same fields and differ in what `reason` means.

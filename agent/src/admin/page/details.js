@@ -155,6 +155,17 @@ function lane(lane) {
   ];
 }
 
+const LINE_STATES = { "in-use": "good", standby: "", held: "warn", suspect: "bad", down: "bad" };
+
+function line(line) {
+  const state = line.state.replace("-", " ") + (line.cause ? ` (${line.cause})` : "");
+  return [
+    line.name, [state, LINE_STATES[line.state] ?? ""], count(line.lanes_up), bits(line.sent_bytes_per_second), bits(line.received_bytes_per_second),
+    bytes(line.sent_bytes), bytes(line.received_bytes), count(line.lost_packets), wait(line.rtt_seconds), or(line.packet_bytes, String),
+    count(line.suspicions),
+  ];
+}
+
 function flow(flow) {
   const on = flow.on_lane !== null && flow.lane !== null && flow.on_lane !== flow.lane;
   return [
@@ -187,12 +198,13 @@ export class PeerView {
     $("peer-graphs").append(this.graphs.rate.node, this.graphs.loss.node);
     this.accounts = new Table("Accounts", ACCOUNT);
     this.drops = new Table("Drops by reason", [["Reason"], ["Direction"], ["Datagrams", "number"], ["Meaning", "text"]]);
+    this.lines = new Table("Lines", [["Line"], ["State"], ["Lanes", "number"], ["Up", "number"], ["Down", "number"], ["Sent", "number"], ["Received", "number"], ["Lost", "number"], ["RTT", "number"], ["Packet", "number"], ["Suspected", "number"]]);
     this.lanes = new Table("Lanes", [["Lane"], ["State"], ["Sent", "number"], ["Received", "number"], ["Lost", "number"], ["Unacked", "number"], ["RTT", "number"], ["Packet", "number"], ["Key updates", "number"], ["Flows", "number"], ["Heard", "number"], ["Address"], ["Worker", "number"]]);
     this.streams = new Table("Stream connections", [["Number"], ["State"], ["Worker", "number"], ["Dialled by"], ["Forwards", "number"]]);
     this.flows = new Table("Latest flows", [["Flow"], ["Service"], ["Opened by"], ["Local address"], ["State"], ["Lane"], ["Silent", "number"], ["Ends after", "number"]]);
     this.services = new Table("TCP forwards by service", [["Service"], ["Open", "number"], ["Up", "number"], ["Down", "number"]]);
     this.forwards = new Table("TCP forwards, stalled ones first", [["Forward"], ["Service"], ["Opened by"], ["Local address"], ["State"], ["Age", "number"], ["Up", "number"], ["Down", "number"], ["Stalled", "number"], ["Not read"], ["Worker", "number"]]);
-    const tables = [this.accounts, this.drops, this.lanes, this.streams, this.services, this.forwards, this.flows];
+    const tables = [this.accounts, this.drops, this.lines, this.lanes, this.streams, this.services, this.forwards, this.flows];
     $("peer-tables").append(...tables.map((table) => table.node));
   }
 
@@ -217,6 +229,8 @@ export class PeerView {
     terms($("peer-facts"), facts(peer));
     this.accounts.fill([account("uplink", peer.uplink), account("downlink", peer.downlink)]);
     this.drops.fill(drops(peer.dropped).map(([reason, way, number]) => [reason, way, number, meanings[reason] || ""]));
+    this.lines.node.hidden = peer.lines.length === 0;
+    this.lines.fill(peer.lines.map(line));
     this.lanes.fill(peer.lanes.map(lane));
     this.streams.fill(peer.stream_connections.map((one) => [
       String(one.number), one.state, String(one.worker), one.dialled_by === "here" ? "us" : "the peer", count(one.forwards),

@@ -92,7 +92,10 @@ impl Init {
             (false, _) => Ok(()),
             (true, None) => Ok(now::start()?),
             (true, Some(why)) => {
-                out::complain(&format_args!("note: --now: nothing was started or enabled: {why}"));
+                let remedy = now::instead();
+                out::complain(&format_args!(
+                    "note: --now: nothing was started or enabled: {why} (remedy: {remedy})"
+                ));
                 Ok(())
             }
         }

@@ -1,6 +1,6 @@
 //! `--now`: the service is enabled and started, where the host has one.
 
-use std::process::Command;
+use std::{path::Path, process::Command};
 
 use anyhow::{Context as _, bail};
 
@@ -13,6 +13,19 @@ pub(super) const COMMAND: &str = "systemctl enable --now culvert";
 /// The command cannot be run, or it fails.
 pub(super) fn start() -> anyhow::Result<()> {
     run(COMMAND)
+}
+
+/// What to do where systemd does not start the service.
+pub(super) fn instead() -> &'static str {
+    instead_of(Path::new("/etc/init.d/culvert"))
+}
+
+fn instead_of(script: &Path) -> &'static str {
+    if script.exists() {
+        "/etc/init.d/culvert start; at each boot: rc-update add culvert with OpenRC, /etc/init.d/culvert enable with OpenWrt"
+    } else {
+        "type the line that begins with culvert run, or have what starts this host's services run it"
+    }
 }
 
 fn run(command: &str) -> anyhow::Result<()> {
@@ -28,6 +41,15 @@ fn run(command: &str) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn without_systemd_the_script_or_the_command_is_named() {
+        let folder = tempfile::tempdir().unwrap();
+        let script = folder.path().join("culvert");
+        assert!(instead_of(&script).contains("culvert run"));
+        std::fs::write(&script, "").unwrap();
+        assert!(instead_of(&script).contains("rc-update add culvert"));
+    }
 
     #[test]
     fn a_command_that_fails_or_is_missing_is_told() {

@@ -287,6 +287,58 @@ pub(super) fn fires(check: Check) -> Vec<(Severity, Edit, Change)> {
             (Note, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: REMOTE.ip(), mtu: 65_535 })),
             (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: INNER, mtu: 1_421 })),
         ],
+        Check::Uplink => vec![
+            (Warning, LINES, |f| {
+                two_lines(f);
+                f.lines[0].end = LineEnd::Missing;
+            }),
+            (Warning, LINES, |f| {
+                two_lines(f);
+                f.lines[1].end = LineEnd::Missing;
+            }),
+            (Warning, LINES, |f| {
+                two_lines(f);
+                let interface = "eth0".to_owned();
+                f.lines[0].end = LineEnd::There { interface, up: false, addresses: vec![OURS] };
+            }),
+            (Warning, LINES, |f| {
+                two_lines(f);
+                let interface = "eth0".to_owned();
+                f.lines[0].end = LineEnd::There { interface, up: true, addresses: Vec::new() };
+            }),
+            (Note, LINES, |f| {
+                two_lines(f);
+                f.lines[0].end = LineEnd::Unknown("permission denied".to_owned());
+            }),
+        ],
+        Check::UplinkRoute => vec![
+            (Warning, LINES, |f| {
+                two_lines(f);
+                way_of_line(f, 0).way = Err("unreachable".to_owned());
+            }),
+            (Error, LINES, |f| {
+                two_lines(f);
+                way_of_line(f, 0).way = Err("unreachable".to_owned());
+                way_of_line(f, 1).way = Err("unreachable".to_owned());
+            }),
+            (Note, LINES, |f| {
+                two_lines(f);
+                f.lines[0].peers[0].addresses.clear();
+            }),
+        ],
+        Check::UplinkReachability => vec![
+            (Warning, LINES, |f| {
+                two_lines(f);
+                way_of_line(f, 1).answer = Some(no_answer());
+            }),
+            (Error, LINES, |f| {
+                two_lines(f);
+                way_of_line(f, 0).answer = Some(no_answer());
+                way_of_line(f, 1).answer = Some(no_answer());
+            }),
+            (Warning, LINES, |f| lines_of_daemon(f, [LineState::InUse, LineState::Suspect])),
+            (Warning, LINES, |f| lines_of_daemon(f, [LineState::Down, LineState::InUse])),
+        ],
         Check::PathMtu => vec![
             (Error, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_227 })),
             (Warning, AS_IT_IS, |f| addresses(f)[0].way = Ok(Route { source: OURS, mtu: 1_338 })),
@@ -526,6 +578,12 @@ pub(super) fn quiet(check: Check) -> Vec<(Edit, Change)> {
         // Loopback of older kernels joins nothing.
         Check::UdpReceiveOffload => vec![(AS_IT_IS, |f| f.kernel.receive_offload = Ok(false))],
         Check::OneKey => vec![(AS_IT_IS, run)],
+        Check::Uplink | Check::UplinkRoute => vec![(LINES, two_lines)],
+        Check::UplinkReachability => vec![
+            (LINES, two_lines),
+            (LINES, |f| lines_of_daemon(f, [LineState::InUse, LineState::Standby])),
+            (LINES, |f| lines_of_daemon(f, [LineState::InUse, LineState::Held])),
+        ],
         Check::Drops => vec![(AS_IT_IS, |f| spoof(f, 1_000, 0))],
         Check::EndpointRoute => vec![
             // Another agent's inner address, and a user whose packets have no mark.

@@ -9,7 +9,8 @@ use std::{
 use super::{
     facts::{
         Access, Account, Address, Answer, Clock, ConfigFile, Conntrack, Daemon, Endpoint, Files, Found,
-        Kernel, Limits, Lookup, NamedPath, Network, Opened, Peer, Port, Service, Tun, Unit, Web,
+        Kernel, Limits, Line, LineEnd, LinePeer, Lookup, NamedPath, Network, Opened, Peer, Port, Service,
+        Tun, Unit, Web,
     },
     *,
 };
@@ -20,14 +21,15 @@ mod unit;
 mod web;
 
 use cases::{fires, quiet};
+
 use config::ConfigProblem;
 use net::{
     host::{Buffers, ClockState, Route, TunFeatures},
     netlink::{DeviceRoute, Hop, TABLE_MAIN},
 };
 use ops::control_socket::status::{
-    ContestedStatus, LanePackets, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, RateStatus,
-    SendError, Status, Used,
+    ContestedStatus, LanePackets, LaneStatus, LastError, LineState, LineStatus, PeerRates, PeerState,
+    PeerStatus, RateStatus, SendError, Status, Used,
 };
 
 const KEY: &str = "bYSIEhy5wmscRtaGPXZXQJ_z71gzt0VIOrC_gSKcVMA";
@@ -139,6 +141,7 @@ pub(super) fn facts() -> Facts {
             Peer { name: "exit".to_owned(), endpoints: vec![endpoint], not_dialled: None },
             Peer { name: "spoke".to_owned(), endpoints: Vec::new(), not_dialled: None },
         ],
+        lines: Vec::new(),
     }
 }
 
@@ -229,6 +232,13 @@ const AS_IT_IS: Edit = ("", "");
 /// The kernel's routes choose the peer.
 const KERNEL: Edit = ("offload = \"auto\"", "offload = \"auto\"\nrouting = \"kernel\"");
 
+/// Two lines, of which `two_lines` says what there is.
+const LINES: Edit = (
+    "[metrics]",
+    "[[transport.uplink]]\nname = \"dsl\"\ninterface = \"eth0\"\n[[transport.uplink]]\nname = \"lte\"\n\
+     source = \"192.0.2.77\"\n[metrics]",
+);
+
 /// What is different from a host on which all is well.
 type Change = fn(&mut Facts);
 
@@ -282,12 +292,13 @@ fn where_all_is_well_every_check_says_so_in_order() {
     let stopped = findings(AS_IT_IS, |_| {});
     let running = findings(AS_IT_IS, run);
     let following = findings(KERNEL, |f| follow(f, &["10.1.0.0/16 10.9.1.1"]));
-    for found in [&stopped, &running, &following] {
+    let of_lines = findings(LINES, parts::two_lines);
+    for found in [&stopped, &running, &following, &of_lines] {
         assert!(found.is_sorted_by_key(|finding| finding.check), "{found:#?}");
         let bad: Vec<_> = found.iter().filter(|finding| finding.severity > Severity::Ok).collect();
         assert!(bad.is_empty(), "{bad:#?}");
     }
-    let all = || stopped.iter().chain(&running).chain(&following);
+    let all = || stopped.iter().chain(&running).chain(&following).chain(&of_lines);
     let looked_at = |check: &Check| all().any(|finding| finding.check == *check);
     let missing: Vec<_> = Check::ALL.iter().filter(|check| !looked_at(check)).collect();
     assert!(missing.is_empty(), "{missing:?}");

@@ -85,3 +85,32 @@ pub(super) fn deny_tun(facts: &mut Facts) {
 pub(super) fn no_answer() -> Answer {
     Answer::Failed { reason: "no answer".to_owned(), causes: "is it running?".to_owned() }
 }
+
+/// Two lines over which the exit answers, as the edit `LINES` has them.
+pub(super) fn two_lines(facts: &mut Facts) {
+    let address = addresses(facts)[0].clone();
+    let line = |name: &str, way: &str| Line {
+        name: name.to_owned(),
+        way: way.to_owned(),
+        end: LineEnd::There { interface: "eth0".to_owned(), up: true, addresses: vec![OURS] },
+        peers: vec![LinePeer { place: 0, peer: "exit".to_owned(), addresses: vec![address.clone()] }],
+    };
+    facts.lines = vec![line("dsl", "interface eth0"), line("lte", "source 192.0.2.77")];
+}
+
+/// The daemon runs, and these are the states of the two lines.
+pub(super) fn lines_of_daemon(facts: &mut Facts, states: [LineState; 2]) {
+    two_lines(facts);
+    run(facts);
+    let lines = ["dsl", "lte"].into_iter().zip(states).zip(0..).map(|((name, state), number)| LineStatus {
+        name: name.into(),
+        number,
+        state,
+        ..LineStatus::default()
+    });
+    status(facts).peers[0].lines = lines.collect();
+}
+
+pub(super) fn way_of_line(facts: &mut Facts, line: usize) -> &mut Address {
+    &mut facts.lines[line].peers[0].addresses[0]
+}

@@ -30,6 +30,7 @@ use crate::{
     },
     hand_off::Outgoing,
     lanes::{Lanes, Payloads, Underlays},
+    lines::{Place, on_line},
     peer::PeerTable,
     records::Way,
     relay::{DropReason, Held, PacketClass, QueueClass, Stripes},
@@ -270,6 +271,7 @@ impl Uplink<'_> {
         } else {
             0
         };
+        self.count_load(lane, cut.bytes() * sent / cut.count().max(1));
         if sent < cut.count() {
             let mut rest = Vec::new();
             for index in sent..cut.count() {
@@ -320,9 +322,14 @@ impl Uplink<'_> {
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
         let lane = given.unwrap_or_else(|| self.stripe(class.bucket()));
         let payloads = Payloads::new(header.as_slice(), run.data, run.segment, class.tos);
-        self.seal_packets(lane, payloads, &sending, |outgoing, worker, place| {
+        let sent = self.seal_packets(lane, payloads, &sending, |outgoing, worker, place| {
             outgoing.payloads(worker, place, CountedHeader::of(header, run.count()), run, sending);
-        })
+        });
+        if class.lane.is_none() {
+            // Those of another worker were counted there.
+            self.count_load(lane, run.data.len().min(sent.saturating_mul(run.segment)));
+        }
+        sent
     }
 
     /// Puts IP packets into packets of lane `lane`, or of another one if that is down; `hand_over` gives them to its host if that is
@@ -353,10 +360,14 @@ impl Uplink<'_> {
         self.link.as_deref().is_some_and(|link| link.budget.holds_back(bytes, is_repaired, self.now))
     }
 
-    /// The lane for the packets of a bucket.
+    /// The lane for packets of a bucket.
     fn stripe(&mut self, bucket: u8) -> u8 {
         let Some(link) = self.link.as_deref() else { return 0 };
         let (lanes, pool, now) = (&*self.lanes, &link.pool, self.now);
+        if pool.lines.is_some() {
+            let place = Place { bucket, index: bucket };
+            return on_line(pool.lines.as_ref(), &mut self.relay.lines, place, now);
+        }
         let stripes = self.relay.stripes.get_or_insert_with(|| Box::new(Stripes::new(now)));
         stripes.lane(bucket, pool.wanted, |index| pool.is_up(lanes, index), now)
     }

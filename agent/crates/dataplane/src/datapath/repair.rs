@@ -168,7 +168,7 @@ impl Uplink<'_> {
         Some(RepairClass { stream: StreamNumber::of(stream)?, bucket: (number.0 >> 1) as u8, terms })
     }
 
-    /// Begins a run of payloads for repair: whether they get numbers now.
+    /// Begins a run of payloads for repair: whether they get numbers now. Over TCP they do not need any.
     pub(super) fn begin_repair(
         &mut self,
         hop: NextHop,
@@ -181,11 +181,15 @@ impl Uplink<'_> {
         let (repair, counts) = match hop {
             NextHop::Lane(lane) => {
                 let slot = self.lanes.get_mut(lane)?;
+                let underlay = self.underlays.get(slot.underlay).zip(slot.path());
+                if underlay.is_some_and(|(underlay, path)| underlay.is_over_tcp(&path.destination)) {
+                    return None;
+                }
                 let counts = slot.path_counts(self.relay.share.account.congested());
                 (&mut slot.repair, Some(counts))
             }
             NextHop::Plain => {
-                let plain = self.link.as_deref_mut()?.plain.as_mut()?;
+                let plain = self.link.as_deref_mut()?.plain.as_mut().filter(|plain| !plain.is_over_tcp)?;
                 (&mut plain.repair, plain.path)
             }
             NextHop::Worker { .. } => return None,

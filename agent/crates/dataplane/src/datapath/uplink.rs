@@ -13,6 +13,7 @@ use crate::{
     datapath::segments::{CountedHeader, Cutting, Segments, Sending},
     hand_off::Outgoing,
     lanes::{Frame, LaneId, Lanes, Payloads, PickedLane, PushError, Room, Underlays},
+    lines::{Place, count_on_line, on_line},
     peer::{Link, PeerData, TooLarge},
     relay::{
         Client, DatagramRelay, DropReason, FlowId, Held, NO_LANE, Origin, PartlySent, QueueClass, Run,
@@ -276,6 +277,11 @@ impl Uplink<'_> {
         let (standing, origin, number) = (flow.standing, flow.origin, flow.number);
         let index =
             flow.prefers(|index| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, index)));
+        // Numbers of flows count up in steps of two.
+        let bucket = (number.0 >> 1).to_le_bytes()[0];
+        let place = Place { bucket, index };
+        let lines = self.link.as_deref().and_then(|link| link.pool.lines.as_ref());
+        let index = on_line(lines, &mut self.relay.lines, place, self.now);
         if standing == Standing::Refused {
             return self.drop_run(DropReason::FlowRefused, run);
         }
@@ -304,11 +310,13 @@ impl Uplink<'_> {
                 return match standing {
                     Standing::Opening => self.await_confirmation(id, run, age),
                     Standing::Confirmed | Standing::Refused => {
+                        self.count_load(index, run.data.len());
                         self.hand_over_large(worker, lane, number, run, begun, sending)
                     }
                 };
             }
             let count = run.count();
+            self.count_load(index, run.data.len());
             self.outgoing.payloads(worker, lane, CountedHeader::of(header, count), run, sending);
             self.relay.uplink.handed_over += count as u64;
             return count;
@@ -337,7 +345,15 @@ impl Uplink<'_> {
                 uplink.drop_too_large(size, most_confirmed, wanted)
             }
         });
-        usize::from(begun.is_some()) + sent
+        let done = usize::from(begun.is_some()) + sent;
+        self.count_load(index, run.data.len().min(done.saturating_mul(run.segment)));
+        done
+    }
+
+    /// Counts bytes for the load of the line that lane `index` is on, if there are several.
+    pub(super) fn count_load(&self, index: u8, bytes: usize) {
+        let lines = self.link.as_deref().and_then(|link| link.pool.lines.as_ref());
+        count_on_line(lines, self.relay.lines.as_deref(), index, bytes, self.now);
     }
 
     /// Drops a run; returns the number of its datagrams.

@@ -154,7 +154,24 @@ pub struct LaneSlot {
     reports: Reports,
     /// The streams of payloads that are repaired; made with the first of them.
     pub repair: Option<Box<LaneRepair>>,
+    /// The line that it is on, if the session has several.
+    pub line: Option<u8>,
+    /// When it was last noted that nothing is heard on it.
+    quiet_noted: Option<Instant>,
+    /// When something arrived on it of which the session owner was told, because its line was suspect.
+    heard_told: Option<Instant>,
 }
+
+/// How often a lane of several lines is looked at while nothing is heard on it, at most: one look finds the other lines idle, and the
+/// next one may find their answers.
+const LEAST_QUIET_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How often it is looked at, at least: another line may have come back.
+const MOST_QUIET_INTERVAL: Duration = Duration::from_millis(100);
+
+/// How often the owner of a session is told that something arrived on a lane of a suspect line, at most: each time costs a message
+/// between workers, and a return that is noticed so much later costs nothing, because the line is spared anyway.
+const LEAST_TOLD_INTERVAL: Duration = Duration::from_millis(20);
 
 impl LaneSlot {
     /// A lane that starts to validate `path`, or waits for the first packet to learn it.
@@ -184,7 +201,49 @@ impl LaneSlot {
             touched: false,
             reports: Reports::new(opened),
             repair: None,
+            line: None,
+            quiet_noted: None,
+            heard_told: None,
         }
+    }
+
+    /// When the silence on a lane of several lines is worth a look: after one probe timeout with packets outstanding, and then less and
+    /// less often.
+    fn quiet_at(&self) -> Option<Instant> {
+        let since = self.core.silent_since().filter(|_| self.line.is_some() && self.is_up())?;
+        let first = since + self.core.rtt().pto();
+        let next = |noted: Instant| {
+            let eighth = noted.saturating_duration_since(since) / 8;
+            noted + eighth.clamp(LEAST_QUIET_INTERVAL, MOST_QUIET_INTERVAL)
+        };
+        Some(self.quiet_noted.filter(|noted| *noted >= first).map_or(first, next))
+    }
+
+    /// Whether the silence on the lane is worth a look now: once each time that [`LaneSlot::poll_timeout`] asks for one.
+    pub fn take_quiet(&mut self, now: Instant) -> bool {
+        let is_due = self.quiet_at().is_some_and(|at| at <= now);
+        if is_due {
+            self.quiet_noted = Some(now);
+        }
+        is_due
+    }
+
+    /// Whether the session owner is to be told that something arrived at the time `at`, if the line is suspect: not more often than
+    /// each [`LEAST_TOLD_INTERVAL`].
+    pub fn tells_heard(&mut self, at: Instant) -> bool {
+        let is_due =
+            self.heard_told.is_none_or(|told| at.saturating_duration_since(told) >= LEAST_TOLD_INTERVAL);
+        if is_due {
+            self.heard_told = Some(at);
+        }
+        is_due
+    }
+
+    /// For how long nothing was heard on the lane of several lines, if that is a probe timeout or more.
+    #[must_use]
+    pub fn quiet_for(&self, now: Instant) -> Option<Duration> {
+        let since = self.core.silent_since().filter(|_| self.line.is_some() && self.is_up())?;
+        Some(now.saturating_duration_since(since)).filter(|silence| *silence >= self.core.rtt().pto())
     }
 
     /// Whether payloads may be put on it.
@@ -285,7 +344,8 @@ impl LaneSlot {
         }
         let core = self.core.poll_timeout().map(|(at, _)| at);
         let report = if self.is_up() { self.reports.due(self.core.stats()) } else { None };
-        self.paths.poll_timeout().into_iter().chain(core).chain(report).chain(repair).min()
+        let quiet = self.quiet_at();
+        self.paths.poll_timeout().into_iter().chain(core).chain(report).chain(repair).chain(quiet).min()
     }
 
     /// Begins to drain: packets that are under way still come, and none is sent.

@@ -5,12 +5,17 @@
 //!   listener                     admit ── placed ──► at its lane host ── lost ──► until the dialler asks again
 //! ```
 
-use std::time::Instant;
+use std::{sync::Arc, time::Instant};
 
 use gate::preshared::PresharedKey;
 use quic_core::ConnectionId;
 
-use crate::lanes::{DRAIN_TIME, PathPacket, VALIDATION_TIMEOUT, pool::MAX_LANES};
+use wire::line::{LaneLine, LineTerms};
+
+use crate::{
+    lanes::{DRAIN_TIME, PathPacket, VALIDATION_TIMEOUT, pool::MAX_LANES},
+    lines::{Lines, Standing},
+};
 
 /// A lane that was asked for and not answered yet.
 #[derive(Debug)]
@@ -64,6 +69,8 @@ impl Lane {
 pub struct Openings {
     /// The number of lanes wanted; at the listener, as many as the dialler opened.
     pub wanted: u8,
+    /// The lines of the lanes, if the dialler has several and both ends know them.
+    pub lines: Option<Arc<Lines>>,
     asked: Vec<Opening>,
     lanes: Vec<Lane>,
     /// The times at which replaced lanes have drained.
@@ -79,7 +86,21 @@ impl Openings {
     #[must_use]
     pub fn new(wanted: u8) -> Self {
         let lanes = vec![Lane::default(); usize::from(MAX_LANES)];
-        Self { wanted, asked: Vec::new(), lanes, draining: Vec::new(), next_epoch: 1, rekeyed_at: 0 }
+        Self {
+            wanted,
+            asked: Vec::new(),
+            lanes,
+            draining: Vec::new(),
+            next_epoch: 1,
+            rekeyed_at: 0,
+            lines: None,
+        }
+    }
+
+    /// The same over these lines.
+    #[must_use]
+    pub fn with_lines(self, lines: Option<Arc<Lines>>) -> Self {
+        Self { lines, ..self }
     }
 
     /// The dialler asks for lane `index`, with an epoch that was never used on this connection, which is returned.
@@ -155,6 +176,30 @@ impl Openings {
         lane.map(|lane| lane.seen = epoch).is_some()
     }
 
+    /// The listener learns the line of a lane. False if it does not fit to what other openings said.
+    #[must_use]
+    pub fn learn_line(&mut self, index: u8, line: &LaneLine) -> bool {
+        let lines = self.lines.get_or_insert_with(|| Arc::new(Lines::new(line.lanes)));
+        Arc::make_mut(lines).learn(index, line)
+    }
+
+    /// Notes how well a line is. Returns whether that is new.
+    pub fn set_standing(&mut self, line: u8, standing: Standing) -> bool {
+        let lines = self.lines.as_mut().filter(|lines| lines.standing(line) != standing);
+        lines.is_some_and(|lines| Arc::make_mut(lines).set_standing(line, standing))
+    }
+
+    /// Takes over what the peer says of a line. Returns whether that is new; never of a line on which no lane was opened.
+    #[must_use]
+    pub fn change_line(&mut self, line: u8, terms: LineTerms) -> bool {
+        let differs = |lines: &Lines| lines.terms(line).is_some_and(|known| known != terms);
+        if !self.lines.as_deref().is_some_and(differs) {
+            // The workers share the lines: without need they are not copied.
+            return false;
+        }
+        self.lines.as_mut().is_some_and(|lines| Arc::make_mut(lines).change(line, terms))
+    }
+
     /// The time at which the lane with this index was placed.
     #[must_use]
     pub fn since(&self, index: u8) -> Option<Instant> {
@@ -216,10 +261,12 @@ impl Openings {
     }
 
     /// The largest packet that fits through the paths of all lanes that carry payloads; `None` while no path is known. It is
-    /// measured unless one that is not may turn out to carry more.
+    /// measured unless one that is not may turn out to carry more. The paths of a line that stands by count from when it carries.
     #[must_use]
     pub fn largest_packet(&self) -> Option<PathPacket> {
-        let known = || self.lanes.iter().flat_map(Lane::carrying).filter_map(|lane| lane.largest);
+        let carrying = self.lines.as_ref().map_or(u64::MAX, |lines| lines.carrying(self.mask()));
+        let lanes = || self.lanes.iter().enumerate().filter(|(index, _)| carrying >> index & 1 == 1);
+        let known = || lanes().flat_map(|(_, lane)| lane.carrying()).filter_map(|lane| lane.largest);
         let bytes = known().map(|found| found.bytes).min()?;
         let measured = known().any(|found| found.bytes == bytes && found.measured);
         let most = known().map(|found| found.most).min().unwrap_or(bytes).max(bytes);
@@ -367,6 +414,29 @@ mod tests {
         openings.expire(clock.now());
         assert_eq!(openings.missing(), [0, 1], "nobody answered");
         assert_eq!(openings.held(clock.now()), 0);
+    }
+
+    #[test]
+    fn the_paths_of_a_line_that_stands_by_count_from_when_it_carries() {
+        let clock = ManualClock::default();
+        let terms = |backup| LineTerms { rate: None, weight: 1, metered: false, backup };
+        let lines = Lines::with(2, [terms(false), terms(true)]);
+        let mut openings = Openings::new(4).with_lines(Some(Arc::new(lines)));
+        for (index, bytes) in (0..4).zip([1400, 1420, 1280, 1300]) {
+            openings.placed(index, 1, clock.now());
+            openings.up(index, 1);
+            openings.carries(index, 1, measured(bytes));
+        }
+        assert_eq!(openings.largest_packet(), Some(measured(1400)));
+        assert!(openings.set_standing(0, Standing::Suspect) && !openings.set_standing(0, Standing::Suspect));
+        assert_eq!(openings.largest_packet(), Some(measured(1280)));
+        assert!(openings.set_standing(0, Standing::Well));
+        assert!(openings.lost(0, 1, clock.now()));
+        assert_eq!(openings.largest_packet(), Some(measured(1420)), "one of its lanes is left");
+        assert!(openings.lost(1, 1, clock.now()));
+        assert_eq!(openings.largest_packet(), Some(measured(1280)));
+        assert!(openings.change_line(1, terms(false)) && !openings.change_line(2, terms(false)));
+        assert!(!openings.change_line(1, terms(false)), "it is so already");
     }
 
     #[test]

@@ -33,6 +33,8 @@ pub struct Plain {
     pub repair: Option<Box<LaneRepair>>,
     /// What the control connection's path has done so far; `None` until it was asked, which is once there is something to repair.
     pub path: Option<PathCounts>,
+    /// Whether the connection's packets go over TCP, which repairs what is lost.
+    pub is_over_tcp: bool,
 }
 
 #[derive(Debug)]
@@ -65,6 +67,7 @@ impl Plain {
             room: MAX_BYTES,
             repair: None,
             path: None,
+            is_over_tcp: false,
         }
     }
 

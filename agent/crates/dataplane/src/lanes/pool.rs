@@ -7,7 +7,10 @@
 use base::ids::WorkerId;
 use quinn_proto::crypto::Session;
 
-use crate::lanes::{LaneId, LaneSlot, Lanes, OpeningId};
+use crate::{
+    lanes::{LaneId, LaneSlot, Lanes, OpeningId},
+    lines::LinePool,
+};
 pub use wire::messages::MAX_LANES;
 
 /// The largest number of lanes that `lanes = 0` opens.
@@ -66,6 +69,8 @@ pub struct Pool {
     workers: u8,
     /// The lanes that this worker hosts, by index.
     hosted: Vec<Option<LaneId>>,
+    /// The lines of the lanes, if the dialler has several and both ends know them.
+    pub lines: Option<LinePool>,
     /// Lanes that still carry payloads while the ones that replace them are validated, with their indices.
     replaced: Vec<(u8, LaneId)>,
 }
@@ -76,7 +81,7 @@ impl Pool {
     pub fn new(owner: u8, worker: WorkerId, wanted: u8) -> Self {
         let WorkerId { index: own, count: workers } = WorkerId { count: worker.count.max(1), ..worker };
         let hosted = vec![None; usize::from(MAX_LANES)];
-        Self { wanted, up: 0, owner, own, workers, hosted, replaced: Vec::new() }
+        Self { wanted, up: 0, owner, own, workers, hosted, lines: None, replaced: Vec::new() }
     }
 
     /// The worker that hosts lane `index`.

@@ -14,12 +14,12 @@
 //! (`send_buffer_expiry.rs`). `send_buffer_packets.rs` writes frames and seals packets, `send_buffer_room.rs` has which sockets hold a
 //! buffer. A reserve at its end is for the agent's own packets.
 
-use std::time::Instant;
+use std::{net::SocketAddr, time::Instant};
 
 use base::ids::PeerId;
 use net::{
     Burst, Path, SendBatch, SendFailure, SendOutcome, SendRefusal, Token, UdpRole, UdpSocket, batch::Message,
-    stats::Booked,
+    carrier::is_stream, stats::Booked, way::Over,
 };
 use quic_core::{HEADER_LEN, TAG_LEN, frame::datagram};
 use repair::Repaired;
@@ -146,6 +146,8 @@ pub struct Underlay {
     pub socket: Box<dyn UdpSocket>,
     /// Whether it listens for peers, or belongs to one dialled connection or lane.
     pub role: UdpRole,
+    /// The line that it is bound to, if this host has several.
+    pub line: Option<u8>,
     /// Its token, to be released with it.
     pub token: Token,
     /// What has been booked of it.
@@ -157,6 +159,14 @@ pub struct Underlay {
     dirty: bool,
     /// The kernel knew no way for what was sent last.
     unreachable: bool,
+}
+
+impl Underlay {
+    /// Whether packets to `destination` go over TCP, or may do so: it repairs what is lost.
+    #[must_use]
+    pub fn is_over_tcp(&self, destination: &SocketAddr) -> bool {
+        is_stream(destination) || self.socket.taken().is_some_and(|taken| taken.over != Over::Udp)
+    }
 }
 
 /// All underlay sockets of a worker.
@@ -195,6 +205,7 @@ impl Underlays {
         self.sockets.insert(Underlay {
             socket,
             role,
+            line: None,
             token,
             booked: Booked::default(),
             send_buffer: None,

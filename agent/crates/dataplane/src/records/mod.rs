@@ -35,6 +35,23 @@ base::labelled! {
         Tcp => "tcp",
         /// IP packets between two addresses.
         Ip => "ip",
+        /// A user's CONNECT, a TCP connection, is over.
+        Connect => "connect",
+        /// A user's CONNECT-UDP, datagrams to a port, is over.
+        ConnectUdp => "connect_udp",
+        /// A user's CONNECT-IP, packets by the device, is over.
+        ConnectIp => "connect_ip",
+    }
+}
+
+impl RecordKind {
+    /// Whether it is of a user of the web server, not of a peer.
+    #[must_use]
+    pub const fn is_of_a_user(self) -> bool {
+        match self {
+            Self::Connect | Self::ConnectUdp | Self::ConnectIp => true,
+            Self::Udp | Self::Tcp | Self::Ip => false,
+        }
     }
 }
 
@@ -64,7 +81,7 @@ impl Carried {
 }
 
 /// What a flow has carried, while it is there; only those that are recorded have one.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Tally {
     /// When the flow was opened.
     pub since: Instant,
@@ -72,32 +89,45 @@ pub struct Tally {
     pub uplink: Carried,
     /// What went to the local socket.
     pub downlink: Carried,
+    /// What it is to, once the configuration that it was opened with is about to be replaced.
+    pub subject: Option<Subject>,
+}
+
+/// The service that a flow is to, and where that is.
+#[derive(Clone, Debug, Default)]
+pub struct Subject {
+    /// The name of the service; empty if it is not known.
+    pub service: Arc<str>,
+    /// The address that the client has asked, or that of the service, if it is written as one.
+    pub destination: Option<SocketAddr>,
 }
 
 impl Tally {
     /// Of a flow that begins.
     #[must_use]
     pub fn new(since: Instant) -> Self {
-        Self { since, uplink: Carried::default(), downlink: Carried::default() }
+        Self { since, uplink: Carried::default(), downlink: Carried::default(), subject: None }
     }
 }
 
 /// When something began and ended, since the Unix epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Span {
-    /// As the wall clock of the end has it, so that a clock that was set meanwhile does not make it longer.
+    /// As the wall clock of the record has it, so that a clock that was set meanwhile does not make it longer.
     pub began: Duration,
+    /// The last packet of what has packets; the end of a TCP connection.
     pub ended: Duration,
 }
 
-/// A UDP flow or TCP forward that has ended, or IP packets of a peer since they were last recorded.
+/// A UDP flow, a TCP forward or a user's request that has ended, or IP packets of a peer since they were last recorded.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Ended {
     pub kind: RecordKind,
     /// IANA's number of the protocol; 0 for IP packets of several.
     pub protocol: u8,
+    /// The name of the peer, or of the user.
     pub peer: Arc<str>,
-    /// The name of the service; empty if it is not known, and for IP packets.
+    /// The name of the service; empty if it is not known, and for IP packets. For a user what was asked for.
     pub service: Arc<str>,
     /// Whether a client of this end opened it, or sent the first packet, not the peer.
     pub opened_here: bool,
@@ -106,9 +136,9 @@ pub struct Ended {
     /// What the client has asked, or the service's address, as far as it is known.
     pub destination: Option<SocketAddr>,
     pub span: Span,
-    /// To the peer.
+    /// To the peer, or the user.
     pub uplink: Carried,
-    /// From the peer.
+    /// From the peer, or the user.
     pub downlink: Carried,
     /// Why it ended, as in the label of the metric that counts it.
     pub reason: &'static str,
@@ -159,7 +189,8 @@ impl RecordCounts {
     }
 }
 
-/// The end of the queue at which workers put records in.
+/// The end of the queue at which records are put in.
+#[derive(Clone)]
 pub struct Recorder {
     queue: SyncSender<Ended>,
     counts: Arc<RecordCounts>,
@@ -187,9 +218,15 @@ impl Recorder {
     /// The time from `since` until now.
     #[must_use]
     pub fn span(&self, since: Instant) -> Span {
-        let ended = self.clock.unix_time();
-        let lasted = self.clock.now().saturating_duration_since(since);
-        Span { began: ended.saturating_sub(lasted), ended }
+        self.span_until(since, self.clock.now())
+    }
+
+    /// The time from `since` until `last`, which is not after now.
+    #[must_use]
+    pub fn span_until(&self, since: Instant, last: Instant) -> Span {
+        let (now, unix) = (self.clock.now(), self.clock.unix_time());
+        let at = |moment| unix.saturating_sub(now.saturating_duration_since(moment));
+        Span { began: at(since), ended: at(last) }
     }
 
     /// Has a record written, or counts it as lost.

@@ -110,11 +110,32 @@ impl Sum {
             opened_here: key.is_some_and(|(_, opened_here)| opened_here),
             source: ends.map(|(source, _)| source),
             destination: ends.map(|(_, destination)| destination),
-            span: recorder.span(self.since),
+            span: recorder.span_until(self.since, self.last),
             uplink: self.uplink,
             downlink: self.downlink,
             reason,
         }
+    }
+}
+
+/// What the packets of an entry have carried since it was last recorded.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Talk {
+    pub peer: Arc<str>,
+    /// IANA's number of the protocol; 0 for the rest of the peer, which has no ends either.
+    pub protocol: u8,
+    /// On this side of the device, and on the peer's.
+    pub ends: Option<[SocketAddr; 2]>,
+    pub since: Instant,
+    pub uplink: Carried,
+    pub downlink: Carried,
+}
+
+impl Talk {
+    /// The bytes of both directions together.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.uplink.bytes + self.downlink.bytes
     }
 }
 
@@ -269,6 +290,26 @@ impl PacketTable {
         }
     }
 
+    /// The `most` entries that have carried most since they were last recorded, and the rests of peers, in no order. It looks at all.
+    #[must_use]
+    pub fn talks(&self, most: usize) -> Vec<Talk> {
+        let talk = |key: Option<&Key>, sum: &Sum| Talk {
+            peer: Arc::clone(&sum.peer),
+            protocol: key.map_or(0, |key| key.protocol),
+            ends: key.map(|key| [key.ours, key.theirs].map(|(ip, port)| SocketAddr::new(ip, port))),
+            since: sum.since,
+            uplink: sum.uplink,
+            downlink: sum.downlink,
+        };
+        let mut entries: Vec<&Entry> = self.entries.iter().map(|(_, entry)| entry).collect();
+        if entries.len() > most {
+            entries.select_nth_unstable_by_key(most, |entry| std::cmp::Reverse(entry.sum.bytes()));
+            entries.truncate(most);
+        }
+        let rests = self.rests.values().map(|sum| talk(None, sum));
+        entries.iter().map(|entry| talk(Some(&entry.key), &entry.sum)).chain(rests).collect()
+    }
+
     /// Adds the half of these entries that has carried least to the rests of their peers.
     fn make_room(&mut self, mut entries: Vec<(u64, usize)>) {
         let half = entries.len() / 2;
@@ -294,10 +335,12 @@ impl PacketTable {
 
     /// Records all there is, because the agent stops.
     pub fn end(&mut self, recorder: &Recorder) {
-        for (_, Entry { key, opened_here, sum }) in self.entries.iter() {
+        // What was recorded as active and has carried nothing since has no end of its own.
+        let entries = self.entries.iter().map(|(_, entry)| entry);
+        for Entry { key, opened_here, sum } in entries.filter(|entry| !entry.sum.is_empty()) {
             recorder.note(sum.ended(Some((key, *opened_here)), "shutdown", recorder));
         }
-        for sum in self.rests.values() {
+        for sum in self.rests.values().filter(|sum| !sum.is_empty()) {
             recorder.note(sum.ended(None, "other", recorder));
         }
         *self = Self::new(self.most, self.ports);
@@ -377,6 +420,8 @@ mod tests {
         assert_eq!(ends, [Some("10.2.0.1:0".to_owned()), Some("10.1.0.1:0".to_owned())]);
         assert_eq!((of_b.uplink.bytes, of_b.downlink.bytes, of_b.downlink.packets), (30, 150, 2));
         assert_eq!((of_b.reason, of_b.opened_here, of_b.protocol), ("idle", false, 17));
+        // Their last packet was their first.
+        assert!(records.iter().all(|ended| ended.span.began == ended.span.ended), "{records:?}");
         assert_eq!(bench.pass(100).len(), 0);
         assert_eq!((bench.table.entries.len(), bench.table.places.len()), (0, 0));
     }
@@ -408,6 +453,49 @@ mod tests {
         let last = bench.pass(20);
         assert_eq!(last.iter().map(|ended| ended.reason).collect::<Vec<_>>(), ["idle"]);
         assert_eq!(bytes + last[0].uplink.bytes, 15_000);
+    }
+
+    #[test]
+    fn those_who_talk_most_are_told_and_what_has_no_entry() {
+        let mut bench = bench(20, true);
+        for place in 0..30_u16 {
+            bench.add(0, &view(HERE, THERE, (place, 53)), Way::ToPeer, 10 + u64::from(place));
+            bench.add(0, &view(THERE, HERE, (53, place)), Way::FromPeer, 5);
+        }
+        let mut talks = bench.table.talks(3);
+        talks.sort_by_key(Talk::bytes);
+        let told: Vec<_> =
+            talks.iter().map(|talk| (talk.protocol, talk.ends.is_some(), talk.bytes())).collect();
+        // Of the last ten, which found no place, there is one sum.
+        let rest = (20..30).map(|place| 15 + place).sum::<u64>();
+        assert_eq!(told, [(17, true, 32), (17, true, 33), (17, true, 34), (0, false, rest)]);
+        let ends = talks[2].ends.expect("it has ends").map(|end| end.to_string());
+        assert_eq!(ends, ["10.1.0.1:19", "10.2.0.1:53"]);
+        assert_eq!(bench.table.talks(100).len(), 21);
+    }
+
+    #[test]
+    fn a_flood_of_addresses_is_bounded_in_memory_and_work_and_loses_no_byte() {
+        println!("seed 11");
+        let mut bench = bench(MOST_ENTRIES, false);
+        let (mut sent, mut told, mut random) = (0, 0, 11_u64);
+        for second in 0..60 {
+            for _ in 0..4_000 {
+                random =
+                    random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+                let address = ((random >> 33) as u32).to_be_bytes();
+                bench.add(0, &view(address, HERE, (1, 2)), Way::FromPeer, 40);
+                sent += 40;
+            }
+            let records = bench.pass(1);
+            assert!(records.len() <= MOST_RECORDED + 2, "{second}: {} records at once", records.len());
+            assert!(bench.table.entries.len() <= MOST_ENTRIES && bench.table.rests.len() <= 2);
+            told += records.iter().map(|ended| ended.downlink.bytes).sum::<u64>();
+        }
+        assert!(bench.table.entries.len() > 30_000, "{}", bench.table.entries.len());
+        bench.table.end(&bench.recorder);
+        told += bench.queue.try_iter().map(|ended| ended.downlink.bytes).sum::<u64>();
+        assert_eq!(told, sent);
     }
 
     #[test]

@@ -28,6 +28,8 @@ use wire::{
     messages,
 };
 
+use crate::lines::LineTraffic;
+
 pub mod accounting;
 mod codel;
 pub mod flow;
@@ -228,6 +230,8 @@ pub struct DatagramRelay {
     pub repairs: Repairs,
     /// The lanes that the peer's IP packets take; made with the first packet.
     pub stripes: Option<Box<Stripes>>,
+    /// Which lines the peer's buckets are on, if it has several; made with the first datagram.
+    pub lines: Option<Box<LineTraffic>>,
     pub stats: RelayStats,
     /// Why the last socket to a service could not be opened, until it has been logged.
     pub socket_error: Option<io::Error>,
@@ -267,6 +271,7 @@ impl DatagramRelay {
             fragmenter: Fragmenter::default(),
             repairs: Repairs::default(),
             stripes: None,
+            lines: None,
             stats: RelayStats::default(),
             socket_error: None,
             max_flows: limits.flows_per_peer,

@@ -205,7 +205,8 @@ fn cost(message: &Result<Message, MessageError>, bytes: usize) -> u32 {
             Message::ServicesChanged(_)
             | Message::ReportsWanted { .. }
             | Message::PacketRepair(_)
-            | Message::PresharedKeys(_),
+            | Message::PresharedKeys(_)
+            | Message::LineState(_),
         ) => units + TELLING,
         Ok(
             Message::Hello(_)

@@ -12,6 +12,7 @@ use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
     lanes::{OpeningId, PathPacket, UnderlayId},
+    lines::Lines,
     peer::Suspicion,
 };
 use gate::OwnKey;
@@ -38,8 +39,8 @@ pub(crate) enum WorkerMessage {
     OpenLane(Box<LaneRequest>),
     /// To the lane host: let a lane drain.
     DrainLane { lane: LaneName },
-    /// The lanes of a session that are up, one bit each, and the number of lanes that are wanted.
-    LanesUp { of: SessionRef, up: u64, wanted: u8 },
+    /// The lanes of a session that are up, one bit each, the number of lanes that are wanted, and the lines that they are on.
+    LanesUp { of: SessionRef, up: u64, wanted: u8, lines: Option<Arc<Lines>> },
     /// The largest packet to a peer has changed, in bytes of UDP payload.
     Budget { of: SessionRef, largest: PathPacket },
     /// A reason to suspect a session holds, or no longer does.
@@ -90,6 +91,17 @@ pub(crate) enum ToOwner {
     /// The peer, which was unresponsive, is heard again.
     Heard,
     Lane(OpeningId, LaneEvent),
+    /// Of one of several lines, by its number.
+    Line(u8, LineEvent),
+}
+
+/// What has happened on a line.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum LineEvent {
+    /// The kernel knows no way for packets on it.
+    Unreachable,
+    /// It is suspect, and something arrived on it at this time.
+    Heard(Instant),
 }
 
 /// What has happened to a lane at its host.
@@ -105,6 +117,8 @@ pub(crate) enum LaneEvent {
     NearLimit,
     /// It was replaced, and no longer carries payloads on behalf of its replacement.
     ReplacedGone,
+    /// It is on one of several lines, and packets have been outstanding for so long, a probe timeout or more, while nothing was received.
+    Quiet(Duration),
     /// Packets have been outstanding for `silence`, and nothing was received. At `limit` it is dead.
     Silent { silence: Duration, limit: Duration },
 }
@@ -142,6 +156,8 @@ pub(crate) struct Connected {
     pub(crate) hello: Hello,
     /// The number of lanes that are wanted; 0 in standard mode.
     pub(crate) wanted: u8,
+    /// The lines of this end that the lanes are spread over, if it dialled and has several.
+    pub(crate) lines: Option<Arc<Lines>>,
     /// When the handshake began at this end.
     pub(crate) begun: Instant,
     pub(crate) since: Instant,
@@ -180,6 +196,8 @@ pub(crate) struct LaneRequest {
     /// The limit that both ends agree to, if the path carries such packets, in bytes of UDP payload.
     pub(crate) largest: usize,
     pub(crate) port: LanePort,
+    /// The line that it is on, if the session has several.
+    pub(crate) line: Option<u8>,
 }
 
 /// The socket that carries the packets of a lane.
@@ -189,8 +207,8 @@ pub(crate) enum LanePort {
     Shared(UnderlayId, Option<SocketAddr>),
     /// The lane host's socket of the listening port with this index.
     Listening(usize),
-    /// A socket of its own, connected to this address.
-    Dial(SocketAddr),
+    /// A socket of its own, connected to this address, on this line if the host has several.
+    Dial(SocketAddr, Option<u8>),
 }
 
 /// All that a worker needs to dial a stream connection.
@@ -200,6 +218,8 @@ pub(crate) struct StreamRequest {
     pub(crate) number: u8,
     /// The far end of the control connection.
     pub(crate) remote: SocketAddr,
+    /// The line that it is on, if the host has several.
+    pub(crate) line: Option<u8>,
     /// The key that the peer proved on the control connection.
     pub(crate) key: [u8; 32],
     /// The key of ours that was proved there.

@@ -12,13 +12,14 @@ mod backlogs;
 mod contest;
 mod mailbox;
 mod message;
+mod user_records;
 
 pub(crate) use backlogs::Backlogs;
 pub(crate) use contest::{Contender, Contested};
 pub(crate) use mailbox::Seen;
 pub(crate) use message::{
-    Connected, LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, NewConfig, StreamRequest,
-    ToOwner, WorkerMessage,
+    Connected, LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, LaneSecrets, LineEvent, NewConfig,
+    StreamRequest, ToOwner, WorkerMessage,
 };
 
 use std::{
@@ -39,6 +40,7 @@ use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
     hand_off::{HandOff, Kind},
+    lines::MOST_LINES,
     records::Recorder,
     relay::{AgentTotals, FlowRegistry},
     upstreams::Upstreams,
@@ -57,6 +59,7 @@ use crate::{
     },
     origin::PeerOrigin,
     quota::QuotaBook,
+    uplinks::UplinkBook,
 };
 
 /// Mailboxes, peers and totals that the workers of an agent share.
@@ -82,6 +85,8 @@ pub struct Hub {
     pub users: Arc<Users>,
     /// What peers with a quota have carried.
     pub quotas: Arc<QuotaBook>,
+    /// What each line of this host has carried.
+    pub uplinks: Arc<UplinkBook>,
     /// The instant from which the hub counts milliseconds.
     pub(crate) base: Instant,
 }
@@ -91,6 +96,8 @@ struct Shared {
     session: Mutex<Option<Arc<Connected>>>,
     /// When the peer was last heard on a lane, in milliseconds since the base; 0 for never.
     heard: AtomicU64,
+    /// The same for each of several lines.
+    lines_heard: [AtomicU64; MOST_LINES as usize],
     /// Lanes of the peer at all workers, draining lanes included.
     lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
@@ -107,6 +114,7 @@ impl Shared {
             forwards: Arc::new(PeerForwards::new(workers)),
             session: Mutex::new(None),
             heard: AtomicU64::new(0),
+            lines_heard: std::array::from_fn(|_| AtomicU64::new(0)),
             lanes: AtomicUsize::new(0),
             flows: FlowRegistry::of_agent(flows),
             rate: Arc::default(),
@@ -134,12 +142,14 @@ impl Hub {
             taps: Taps::default(),
             users: Arc::default(),
             quotas: Arc::default(),
+            uplinks: Arc::default(),
             base: now,
         })
     }
 
-    /// Has the ends of flows and forwards recorded. To be called before there are workers; only the first recorder counts.
+    /// Has the ends of flows, forwards and users' sessions recorded. To be called before there are workers; only the first recorder counts.
     pub fn record_ends(&self, recorder: Recorder) {
+        user_records::record(&self.users, &recorder);
         // A second one ends here, and so does its queue.
         let _second = self.totals.recorder.set(recorder).is_err();
     }
@@ -405,26 +415,55 @@ impl Hub {
 
     /// Notes that a peer was heard at `now`.
     pub(crate) fn note_heard(&self, peer: PeerId, now: Instant) {
-        /// A store costs the other workers a cache miss, so one is made at most once in this time.
-        const RESOLUTION_MILLIS: u64 = 20;
         let millis = self.millis(now);
         self.with(peer, |shared| {
-            if shared.heard.load(Ordering::Relaxed) + RESOLUTION_MILLIS <= millis {
-                shared.heard.store(millis, Ordering::Relaxed);
+            note(&shared.heard, millis);
+        });
+    }
+
+    /// Notes that a peer was heard at `now` on one of several lines.
+    pub(crate) fn note_line_heard(&self, peer: PeerId, line: u8, now: Instant) {
+        let millis = self.millis(now);
+        self.with(peer, |shared| {
+            if let Some(heard) = shared.lines_heard.get(usize::from(line)) {
+                note(heard, millis);
             }
         });
+    }
+
+    /// How long a peer has not been heard on a line; `None` if it has never been heard there.
+    pub(crate) fn line_silence(&self, peer: PeerId, line: u8, now: Instant) -> Option<Duration> {
+        let heard = self.with(peer, |shared| {
+            shared.lines_heard.get(usize::from(line)).map(|heard| heard.load(Ordering::Relaxed))
+        });
+        heard.flatten().filter(|heard| *heard > 0).map(|heard| self.since_millis(heard, now))
     }
 
     /// How long a peer has not been heard on any lane; `None` if it has never been heard.
     pub(crate) fn silence(&self, peer: PeerId, now: Instant) -> Option<Duration> {
         let heard = self.with(peer, |shared| shared.heard.load(Ordering::Relaxed))?;
-        (heard > 0).then(|| Duration::from_millis(self.millis(now).saturating_sub(heard)))
+        (heard > 0).then(|| self.since_millis(heard, now))
+    }
+
+    fn since_millis(&self, millis: u64, now: Instant) -> Duration {
+        Duration::from_millis(self.millis(now).saturating_sub(millis))
     }
 
     /// Milliseconds since the base, never 0.
     fn millis(&self, now: Instant) -> u64 {
         let since = now.saturating_duration_since(self.base).as_millis();
         u64::try_from(since).unwrap_or(u64::MAX - 1) + 1
+    }
+}
+
+/// When a peer was heard is noted at most once in this time, because a store costs the other workers a cache miss.
+pub(crate) const HEARD_RESOLUTION: Duration = Duration::from_millis(20);
+
+/// Notes that a peer was heard at this time, unless that was noted a moment ago.
+fn note(heard: &AtomicU64, millis: u64) {
+    let resolution = u64::try_from(HEARD_RESOLUTION.as_millis()).unwrap_or(0);
+    if heard.load(Ordering::Relaxed) + resolution <= millis {
+        heard.store(millis, Ordering::Relaxed);
     }
 }
 
@@ -474,6 +513,7 @@ mod tests {
             software: "".into(),
             hello,
             wanted: 1,
+            lines: None,
             begun: since,
             since,
             remote: None,

@@ -91,7 +91,9 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "found the send buffer of a socket full, or waited in that of a socket that was closed",
             "the link, `net.core.wmem_max`",
         ),
-        DropReason::CarrierFull => meaning("met a carrier over TCP that is 5 ms behind", "the link over TCP"),
+        DropReason::CarrierFull => {
+            meaning("met a carrier over TCP that is 5 ms behind, or has ended", "the link over TCP")
+        }
         DropReason::SendRefused => meaning("went where nobody listens", "the upstream"),
         DropReason::SendTooLarge => {
             meaning("is too large for the interface or the path", "the MTU towards the upstream")

@@ -17,8 +17,9 @@ use crate::{
     peer::PeerTraffic,
     reach::Failure,
     status::{
-        Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, OwnedLanes, QuotaStatus, RateStatus,
-        RepairStatus, StreamConnectionStatus, TcpStatus, Word, add_lane, add_some, not_zero,
+        CarrierError, Counts, FlowStatus, ForwardStatus, LanePackets, LaneStatus, LineStatus, OwnedLanes,
+        QuotaStatus, RateStatus, RepairStatus, StreamConnectionStatus, TcpStatus, WayStatus, Word, add_lane,
+        add_some, line::add_lines, not_zero,
     },
 };
 
@@ -36,6 +37,10 @@ pub struct PeerStatus {
     pub state: PeerState,
     /// The other end of the connection, or the address that was dialled last.
     pub address: Option<SocketAddr>,
+    /// What carries packets between us; `None` without a connection.
+    pub way: Option<WayStatus>,
+    /// Why no stream over TCP could be opened to it last; `None` if none failed since one was open.
+    pub carrier_error: Option<CarrierError>,
     /// The time since the session began, or since the last one ended, in seconds; `None` before the first one.
     pub since_seconds: Option<f64>,
     /// The name that the peer's software gives itself.
@@ -56,6 +61,8 @@ pub struct PeerStatus {
     pub rtt_min_seconds: Option<f64>,
     /// The number of the peer's lanes that carry payloads.
     pub lanes_up: usize,
+    /// The lines to the peer, by their numbers; none where neither end has several.
+    pub lines: Vec<LineStatus>,
     /// The number of flows, whichever end opened them.
     pub flows: usize,
     /// The number of open TCP forwards.
@@ -272,6 +279,7 @@ impl PeerStatus {
     pub(crate) fn add(&mut self, other: &Self) {
         if other.connected() && !self.connected() {
             self.address = other.address;
+            self.way.clone_from(&other.way);
             self.since_seconds = other.since_seconds;
             self.software.clone_from(&other.software);
             self.mode.clone_from(&other.mode);
@@ -285,6 +293,7 @@ impl PeerStatus {
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.rtt_min_seconds = self.rtt_min_seconds.or(other.rtt_min_seconds);
         add!(self, other; lanes_up, flows, tcp_streams);
+        add_lines(&mut self.lines, &other.lines);
         self.tcp.add(&other.tcp);
         add_some(&mut self.streams, other.streams.as_ref(), StreamsStatus::add);
         self.inner_mtu = self.inner_mtu.or(other.inner_mtu);
@@ -300,6 +309,9 @@ impl PeerStatus {
         let errors = [&self.last_error, &other.last_error].into_iter().flatten();
         let newest = errors.min_by(|one, other| one.age_seconds.total_cmp(&other.age_seconds));
         self.last_error = newest.cloned();
+        if self.carrier_error.is_none() {
+            self.carrier_error.clone_from(&other.carrier_error);
+        }
         if self.contested.is_none() {
             self.contested.clone_from(&other.contested);
         }

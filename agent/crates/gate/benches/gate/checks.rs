@@ -236,7 +236,7 @@ impl Bench {
 }
 
 fn arrival(source: SocketAddr) -> Arrival {
-    Arrival { source, listening: true, room: Room::Free }
+    Arrival { source, validated: false, listening: true, room: Room::Free }
 }
 
 /// Times `pass`, which says how many datagrams ended where they should; all `expected` must.

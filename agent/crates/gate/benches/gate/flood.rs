@@ -177,6 +177,7 @@ impl Flood {
             connect: Some(load.to),
             role: UdpRole::Upstream,
             buffer_bytes: 8 << 20,
+            interface: None,
             mark: 0,
             gso: load.gso,
         };
@@ -302,7 +303,15 @@ fn in_memory_the_rate_is_exact_and_ports_take_turns() -> anyhow::Result<()> {
     let to = SocketAddr::from((Ipv4Addr::new(192, 0, 2, 2), 4_433));
     let mut far = fabric.host(&[to.ip()], Ready::default());
     let role = UdpRole::Ingress;
-    let options = UdpOptions { bind: to, connect: None, role, buffer_bytes: 1 << 20, mark: 0, gso: true };
+    let options = UdpOptions {
+        bind: to,
+        connect: None,
+        role,
+        buffer_bytes: 1 << 20,
+        interface: None,
+        mark: 0,
+        gso: true,
+    };
     let _listener = far.udp(&options, Token(0))?;
     let heard = Rc::new(RefCell::new(Vec::new()));
     let log = Rc::clone(&heard);

@@ -55,7 +55,7 @@ pub(crate) fn connected(
     token: Token,
 ) -> anyhow::Result<Box<dyn UdpSocket>> {
     let (bind, role) = (wildcard_for(to), UdpRole::Upstream);
-    let options = UdpOptions { bind, connect: Some(to), role, buffer_bytes, mark: 0, gso };
+    let options = UdpOptions { bind, connect: Some(to), role, buffer_bytes, interface: None, mark: 0, gso };
     net.udp(&options, token).with_context(|| format!("cannot open a socket to {to}"))
 }
 
@@ -66,7 +66,8 @@ pub(super) fn sink_socket(
     gso: bool,
 ) -> anyhow::Result<Box<dyn UdpSocket>> {
     let (role, buffer_bytes) = (UdpRole::Ingress, BUFFER_BYTES);
-    let options = UdpOptions { bind: listen, connect: None, role, buffer_bytes, mark: 0, gso };
+    let options =
+        UdpOptions { bind: listen, connect: None, role, buffer_bytes, interface: None, mark: 0, gso };
     net.udp(&options, Token(0)).with_context(|| {
         format!("the sink cannot listen on {listen}: is another process there? `ss -ulnp` names it")
     })

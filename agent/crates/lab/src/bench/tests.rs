@@ -45,7 +45,8 @@ fn socket(
     token: u32,
 ) -> Box<dyn UdpSocket> {
     let role = if connect.is_some() { UdpRole::Upstream } else { UdpRole::Ingress };
-    let options = UdpOptions { bind, connect, role, buffer_bytes: 1 << 20, mark: 0, gso: true };
+    let options =
+        UdpOptions { bind, connect, role, buffer_bytes: 1 << 20, interface: None, mark: 0, gso: true };
     net.udp(&options, Token(token)).unwrap()
 }
 

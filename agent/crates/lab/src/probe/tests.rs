@@ -202,7 +202,8 @@ fn listener(fabric: &MemoryFabric, port: u16) -> (SocketAddr, Box<dyn net::UdpSo
     let mut net = fabric.host(&[THEIRS], ready.clone());
     let bind = SocketAddr::from((THEIRS, port));
     let role = UdpRole::Ingress;
-    let options = UdpOptions { bind, connect: None, role, buffer_bytes: 8 << 20, mark: 0, gso: true };
+    let options =
+        UdpOptions { bind, connect: None, role, buffer_bytes: 8 << 20, interface: None, mark: 0, gso: true };
     (bind, net.udp(&options, Token(0)).unwrap(), ready)
 }
 

@@ -13,6 +13,7 @@ use netlink_packet_route::{
     RouteNetlinkMessage,
     route::{RouteAddress, RouteAttribute, RouteMessage, RouteNextHop, RouteType, RouteVia},
 };
+use socket2::Socket;
 
 use crate::{
     netlink::{Entry, Netlink, Which, answers, family},
@@ -222,21 +223,41 @@ impl RouteChanges {
         let Netlink { socket, answer, .. } = &mut self.netlink;
         socket.set_nonblocking(false)?;
         socket.set_read_timeout(Some(within.max(Duration::from_millis(1))))?;
-        let mut changed = false;
-        loop {
-            match socket.read(answer) {
-                Ok(_) => {}
-                Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => {}
-                Err(error)
-                    if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) =>
-                {
-                    return Ok(changed);
-                }
-                Err(error) => return Err(error),
-            }
-            changed = true;
-            socket.set_nonblocking(true)?;
+        if !read_change(socket, answer)? {
+            return Ok(false);
         }
+        self.came()?;
+        Ok(true)
+    }
+
+    /// Takes the changes that have come, and waits for none; false if there was none.
+    ///
+    /// # Errors
+    /// The kernel's.
+    pub fn came(&mut self) -> io::Result<bool> {
+        // What is left after so many is taken the next time.
+        const MOST_READ: usize = 10_000;
+
+        let Netlink { socket, answer, .. } = &mut self.netlink;
+        socket.set_nonblocking(true)?;
+        for count in 0..MOST_READ {
+            if !read_change(socket, answer)? {
+                return Ok(count > 0);
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// Reads word of a change; false if there is none in time. Changes that were lost count.
+fn read_change(socket: &mut Socket, answer: &mut [u8]) -> io::Result<bool> {
+    match socket.read(answer) {
+        Ok(_) => Ok(true),
+        Err(error) if error.raw_os_error() == Some(libc::ENOBUFS) => Ok(true),
+        Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) => {
+            Ok(false)
+        }
+        Err(error) => Err(error),
     }
 }
 

@@ -24,6 +24,7 @@ use crate::sys;
 
 mod followed;
 pub mod interfaces;
+mod local;
 mod rules;
 mod way;
 
@@ -243,36 +244,6 @@ impl Netlink {
     pub fn remove_route(&mut self, route: &Route) -> io::Result<()> {
         let route = Route { mtu: None, ..*route };
         self.change(RouteNetlinkMessage::DelRoute(route.message()), 0)
-    }
-
-    /// The prefixes whose packets the kernel keeps for this host: its addresses, and those of broadcast and anycast.
-    ///
-    /// # Errors
-    /// As [`Netlink::addresses`].
-    pub fn local_prefixes(&mut self) -> io::Result<Vec<IpNet>> {
-        let mut prefixes = Vec::new();
-        for family_of in [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)] {
-            let mut message = RouteMessage::default();
-            message.header.address_family = family(family_of);
-            // The kernel lists this table alone: others may have a million routes.
-            message.header.table = TABLE_LOCAL;
-            let listed = self.dump(RouteNetlinkMessage::GetRoute(message), &mut |message| {
-                if let RouteNetlinkMessage::NewRoute(message) = message
-                    && let Some(route) = Entry::read(&message)
-                    && route.table == TABLE_LOCAL.into()
-                {
-                    prefixes.push(route.prefix);
-                }
-            });
-            match listed {
-                // A kernel without IPv6 has no such table of it.
-                Err(error)
-                    if family_of.is_ipv6()
-                        && (lacks_family(&error) || error.kind() == io::ErrorKind::NotFound) => {}
-                listed => listed?,
-            }
-        }
-        Ok(prefixes)
     }
 
     /// Lists the routes of the family of `family_of`; only those through interface `only`, if it is given.
@@ -576,26 +547,5 @@ fn family(address: IpAddr) -> AddressFamily {
     match address {
         IpAddr::V4(_) => AddressFamily::Inet,
         IpAddr::V6(_) => AddressFamily::Inet6,
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_local_table_alone_is_listed() {
-        let mut netlink = Netlink::open().unwrap();
-        let mut local = netlink.local_prefixes().unwrap();
-        let mut all = Vec::new();
-        for family_of in ["0.0.0.0", "::"] {
-            let mut each =
-                |route: Entry| all.extend((route.table == TABLE_LOCAL.into()).then_some(route.prefix));
-            netlink.routes(family_of.parse().unwrap(), None, &mut each).unwrap();
-        }
-        local.sort_unstable();
-        all.sort_unstable();
-        assert_eq!(local, all);
-        assert!(local.iter().any(|prefix| prefix.contains(&IpAddr::V4(Ipv4Addr::LOCALHOST))));
     }
 }

@@ -17,6 +17,7 @@ const URL: &str = "https://gw.example.net/";
 struct One {
     wanted: RefCell<Vec<Wanted>>,
     exit: Exit,
+    discarded: Arc<AtomicU64>,
     /// Where UDP leads beside the stream.
     beside: Cell<Option<SocketAddr>>,
     experience: Arc<Experience>,
@@ -30,6 +31,14 @@ impl Carriers for One {
 
     fn dial(&self, wanted: Wanted) {
         self.wanted.borrow_mut().push(wanted);
+    }
+
+    fn discarded(&self) -> Arc<AtomicU64> {
+        Arc::clone(&self.discarded)
+    }
+
+    fn failure(&self, _: &str) -> Option<(Instant, Arc<str>)> {
+        None
     }
 
     fn listens(&self) -> Option<Arc<Port>> {
@@ -56,10 +65,11 @@ struct Worker {
 
 impl Worker {
     fn new(workers: u8) -> Self {
-        let (ready, exit) = (Ready::default(), Exit::new(workers));
+        let (ready, discarded) = (Ready::default(), Arc::default());
         let one = Rc::new(One {
             wanted: RefCell::default(),
-            exit,
+            exit: Exit::new(workers, &discarded),
+            discarded,
             beside: Cell::default(),
             experience: Arc::default(),
             resolved: RefCell::default(),
@@ -72,7 +82,8 @@ impl Worker {
 
     fn socket(&mut self, role: UdpRole, connect: Option<SocketAddr>, token: u32) -> Box<dyn UdpSocket> {
         let bind = "127.0.0.1:0".parse().unwrap();
-        let options = UdpOptions { bind, connect, role, buffer_bytes: 65_536, mark: 0, gso: true };
+        let options =
+            UdpOptions { bind, connect, role, buffer_bytes: 65_536, interface: None, mark: 0, gso: true };
         self.net.udp(&options, Token(token)).unwrap()
     }
 
@@ -160,7 +171,10 @@ async fn packets_of_clients_come_to_the_worker_whose_they_are_and_answers_go_bac
     assert!(received(&mut *socket).is_empty());
     let client: SocketAddr = "192.0.2.7:50000".parse().unwrap();
     let (first, second) = (worker.one.exit.open(client, None), worker.one.exit.open(client, None));
-    assert_eq!((first.source(), second.source()), (client, "192.0.2.7:50001".parse().unwrap()));
+    assert!([first.source(), second.source()].iter().all(is_stream) && !is_stream(&client));
+    assert_ne!(first.source(), second.source(), "a server in front may speak for both");
+    assert_eq!([first.source(), second.source()].map(client_of), [client, client]);
+    assert_eq!(worker.net.ways()(first.source()), Some(PACKET_BYTES));
     worker.marked();
     // Short headers: the byte behind the first one names the worker.
     assert!(first.put(&[0x40, 4]) && first.put(&[0x40, 5]) && second.put(&[0x40, 6]));
@@ -168,15 +182,23 @@ async fn packets_of_clients_come_to_the_worker_whose_they_are_and_answers_go_bac
     let here = received(&mut *socket);
     assert_eq!(here, [(first.source(), vec![0x40, 4]), (second.source(), vec![0x40, 6])]);
     let other = worker.one.exit.port(1).unwrap().inbox().queue.take();
-    assert_eq!(other, Some((client, vec![0x40, 5])));
+    assert_eq!(other, Some((first.source(), vec![0x40, 5])));
 
     assert_eq!(send(&mut *socket, second.source(), &[b"to the second"]), SendOutcome::Sent);
     assert!(first.line().take().is_none());
     assert_eq!(second.line().take().unwrap(), b"to the second");
+    assert_eq!(send(&mut *socket, second.source(), &[b"too", b"lat"]), SendOutcome::Sent);
     let gone = second.source();
     drop(second);
+    assert_eq!(worker.one.discarded.load(Ordering::Relaxed), 2, "what waited is counted");
+    let failed = SendOutcome::Failed(SendFailure::CarrierFull);
+    assert_eq!(send(&mut *socket, gone, &[b"one", b"two"]), failed, "and nothing goes there over UDP");
+    assert_eq!((socket.stats().send_failures, worker.one.discarded.load(Ordering::Relaxed)), (2, 2));
     assert!(first.line().take().is_none());
-    assert_eq!(worker.one.exit.open(gone, None).source(), gone, "its address is free again");
+    assert_ne!(worker.one.exit.open(client, None).source(), gone);
+    let v6: SocketAddr = "[2001:db8::7]:50000".parse().unwrap();
+    let third = worker.one.exit.open(v6, None);
+    assert_eq!((client_of(third.source()), third.source() == v6), (v6, false));
 }
 
 #[tokio::test]
@@ -204,6 +226,12 @@ async fn what_a_stream_does_not_take_is_dropped_and_counted() {
     let queue = socket.kernel_queue();
     assert_eq!((queue.drops, queue.bytes), (1, (put * (packet.len() + OVERHEAD_BYTES)) as u64));
     assert_eq!(received(&mut *socket).len(), put);
+
+    assert!(wanted.port.put(wanted.label, &packet), "it comes when the socket is gone");
+    drop(socket);
+    assert_eq!(worker.one.discarded.load(Ordering::Relaxed), 0, "the last packets may still be sent");
+    drop(wanted);
+    assert_eq!(worker.one.discarded.load(Ordering::Relaxed), fits as u64 + 1);
 }
 
 #[tokio::test]
@@ -256,9 +284,14 @@ async fn awaited(socket: &mut dyn UdpSocket) -> Vec<(SocketAddr, Vec<u8>)> {
     panic!("nothing has come");
 }
 
+fn ways(socket: &dyn UdpSocket) -> (Over, Because) {
+    let taken = socket.taken().unwrap();
+    (taken.over, taken.because)
+}
+
 #[test]
 fn an_open_stream_that_falls_behind_takes_no_more() {
-    let (line, now) = (Line::new(false), SystemClock.now());
+    let (line, now) = (Line::new(false, &Arc::default()), SystemClock.now());
     let late = now + LONGEST_WAIT + Duration::from_millis(1);
     for _ in 0..16 {
         assert!(line.put(&[7; 1_000], now));
@@ -283,8 +316,9 @@ async fn a_listening_socket_has_clients_on_both_ways() {
     far.send_to(b"over UDP", here).unwrap();
     assert_eq!(awaited(&mut *socket).await, [(at, b"over UDP".to_vec())]);
 
-    let client = "192.0.2.7:50000".parse().unwrap();
-    let accepted = worker.one.exit.open(client, Some(probe(5)));
+    // A client behind the same NAT has the address of UDP for one of TCP: its packets are its own.
+    let accepted = worker.one.exit.open(at, Some(probe(5)));
+    let client = accepted.source();
     assert!(accepted.put(&[0x40, 1]));
     assert_eq!(awaited(&mut *socket).await, [(client, vec![0x40, 1])]);
     // One batch, to both.
@@ -310,6 +344,9 @@ async fn a_listening_socket_has_clients_on_both_ways() {
     drop(accepted);
     far.send_to(&probe(5).question, here).unwrap();
     assert_eq!(awaited(&mut *socket).await.len(), 1, "its stream has ended");
+    // Only what comes now has a line to look for.
+    assert_eq!(send(&mut *socket, at, &[b"over UDP"]), SendOutcome::Sent);
+    assert_eq!(come(&far), b"over UDP");
 }
 
 #[tokio::test]
@@ -321,8 +358,10 @@ async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_th
     send(&mut *socket, at, &[b"one"]);
     assert_eq!(come(&far), b"one");
     assert!(worker.one.wanted.borrow().is_empty());
+    assert_eq!(ways(&*socket), (Over::Udp, Because::Dialled));
 
     assert!(socket.seek());
+    assert_eq!(ways(&*socket), (Over::Both, Because::UdpSilent));
     send(&mut *socket, at, &[b"two"]);
     assert_eq!(come(&far), b"two");
     let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
@@ -342,6 +381,9 @@ async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_th
     assert_eq!(wanted.line.take().unwrap(), b"four");
     let begins = worker.socket(UdpRole::QuicDial, Some(at), 4);
     assert_eq!(begins.offload(at), crate::UdpOffload::default(), "another socket begins with the stream");
+
+    assert_eq!(ways(&*begins), (Over::Carrier, Because::HeardThere));
+    assert_eq!(ways(&*socket), (Over::Carrier, Because::UdpSilent));
 
     // It asks after 1, 2, 4 s and so on.
     for seconds in [1, 2, 4, 8, 16, 30, 30] {
@@ -363,6 +405,7 @@ async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_th
         assert!(received(&mut *socket).is_empty(), "an answer is shown to nobody");
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
+    assert_eq!(ways(&*socket), (Over::Udp, Because::UdpAnswers));
     while wanted.line.take().is_some() {}
     assert!(!wanted.line.ready().await, "the stream has had its time");
     send(&mut *socket, at, &[b"five"]);

@@ -45,6 +45,7 @@ fn options(ip: IpAddr, role: UdpRole) -> UdpOptions {
         connect: None,
         role,
         buffer_bytes: 512 * 1024,
+        interface: None,
         mark: 0,
         gso: true,
     }

@@ -22,6 +22,9 @@ pub struct ListedUser {
     /// Its own inner addresses.
     #[serde(default)]
     pub addresses: Vec<String>,
+    /// What may pass in each direction; `None`: as much as there is time for.
+    #[serde(default)]
+    pub rate_bits_per_second: Option<u64>,
     /// Seconds since the Unix epoch; `None`: never.
     pub expires: Option<u64>,
     pub disabled: bool,
@@ -38,6 +41,7 @@ impl ListedUser {
             services: user.services.iter().filter_map(service).collect(),
             networks: user.networks.iter().map(ToString::to_string).collect(),
             addresses: user.addresses.iter().map(ToString::to_string).collect(),
+            rate_bits_per_second: user.rate,
             expires: user.expires,
             disabled: user.disabled,
         }

@@ -23,7 +23,7 @@ mod text;
 mod visitors;
 
 use std::{
-    sync::{Arc, Mutex},
+    sync::{Arc, Mutex, atomic::Ordering},
     time::Duration,
 };
 
@@ -40,6 +40,7 @@ use engine::{
         Kind::{self, Counter, Gauge},
         Samples,
     },
+    uplinks::{UplinkBook, UplinkCount},
     worker::Snapshots,
 };
 use users::{Users, account::UserFigures};
@@ -67,6 +68,7 @@ pub struct Metrics {
     configured: Mutex<Configured>,
     pub admin: AdminServer,
     users: Mutex<Arc<Users>>,
+    uplinks: Mutex<Arc<UplinkBook>>,
     pub visitors: Visitors,
     records: Mutex<Arc<RecordCounts>>,
 }
@@ -79,6 +81,8 @@ struct Scrape<'a> {
     records: Arc<RecordCounts>,
     /// What each user has had.
     of_users: Vec<UserFigures>,
+    /// What each line of this host has carried.
+    uplinks: Vec<UplinkCount>,
     /// The values of the process itself; `None` without `/proc`.
     process: Option<Process>,
 }
@@ -106,6 +110,13 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_reloads_total", &["outcome"], "Reloads by outcome: done, even if nothing had changed; refused, because the configuration was wrong; failed.", |it, out| out.each(it.configured.reloads.by_label())),
     family(Gauge, "culvert_config_last_reload_successful", &[], "1 if the last reload put its configuration into effect, 0 if the old one still runs.", |it, out| it.configured.each(|now| out.add(&[], u64::from(now.successful)))),
     family(Gauge, "culvert_config_last_reload_success_timestamp_seconds", &[], "When the configuration that runs was read, since the Unix epoch.", |it, out| it.configured.each(|now| out.add(&[], now.since))),
+    family(Counter, "culvert_uplink_bytes_total", &["line", "direction"], "Bytes of IP packets that a line of this host has carried, headers included, of all peers: sent (uplink) and received (downlink).", |it, out| {
+        for count in &it.uplinks {
+            out.add(&[&count.name, "uplink"], count.bytes.sent);
+            out.add(&[&count.name, "downlink"], count.bytes.received);
+        }
+    }),
+    family(Gauge, "culvert_uplink_month_bytes", &["line"], "The same of this calendar month (UTC), both directions together, as far as this agent has counted it.", |it, out| it.uplinks.iter().for_each(|count| out.add(&[&count.name], count.month_bytes))),
     family(Gauge, "culvert_peer_files", &["state"], "Files of the directory of peers (identity.peers_dir): used, also in an earlier version, or rejected.", |it, out| out.each([("used", it.configured.peer_files.used), ("rejected", it.configured.peer_files.rejected)])),
     family(Gauge, "culvert_limit", &["limit"], "Configured limits on what can grow, by their key in the section limits.", |it, out| it.configured.each(|now| now.show_limits(out))),
     family(Counter, "culvert_panics_total", &["part"], "Panics that ended one request, lookup or reload, and not the agent. Each is a defect of culvert.", |_, out| out.each(panics::counts().by_label())),
@@ -120,12 +131,13 @@ static FAMILIES: &[Family] = &[
     family(Counter, "culvert_user_dropped_to_total", &["user", "reason"], "Datagrams to a user that were dropped, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.dropped_to.by_label()))),
     family(Counter, "culvert_user_refused_total", &["user", "reason"], "Requests of a user that were refused, by reason.", |it, out| it.of_users.iter().for_each(|user| out.each_of(&user.name, user.refused.by_label()))),
     family(Counter, "culvert_users_wrong_credentials_total", &[], "Credentials that are not those of a user who is let in.", |it, out| out.add(&[], it.users.wrong())),
-    family(Counter, "culvert_records_total", &[], "Records of UDP flows, TCP forwards and IP packets, as the section records has them written.", |it, out| out.add(&[], it.records.noted())),
+    family(Counter, "culvert_records_total", &[], "Records of UDP flows, TCP forwards, users' requests and IP packets, as the section records has them written.", |it, out| out.add(&[], it.records.noted())),
     family(Counter, "culvert_records_lost_total", &["reason"], "Records that are missing: queue, because they came faster than they were written, write, because the file took none, or send, because the kernel took none for the collector.", |it, out| out.each([("queue", it.records.lost()), ("write", it.records.unwritten()), ("send", it.records.unsent())])),
     family(Gauge, "culvert_http_tcp_connections", &[], "Connections to http.listen that are open.", |it, out| out.add(&[], it.metrics.visitors.all() as u64)),
     family(Counter, "culvert_http_tcp_connections_total", &[], "Connections to http.listen that were accepted.", |it, out| out.add(&[], it.metrics.visitors.accepted())),
     family(Counter, "culvert_http_tcp_requests_total", &["version", "outcome"], "Requests over HTTP/1.1 and HTTP/2, by outcome.", |it, out| it.metrics.visitors.show_requests(out)),
     family(Counter, "culvert_http_tcp_refused_total", &["reason"], "Connections to http.listen which were not accepted, or closed, by reason.", |it, out| it.metrics.visitors.show_refused(out)),
+    family(Counter, "culvert_carrier_discarded_packets_total", &[], "Packets that waited for a stream over TCP, or came over one, and were given up when it ended.", |it, out| out.add(&[], it.metrics.visitors.carrier_discarded().load(Ordering::Relaxed))),
     family(Counter, "culvert_http_certificate_reads_total", &["outcome"], "Changes of the certificate's files that were noticed between reloads: renewed, or kept, because the new pair cannot be used.", |it, out| it.metrics.visitors.show_certificates(out)),
     family(Gauge, "culvert_http_certificate_end_timestamp_seconds", &[], "When the certificate of the web server ends, since the Unix epoch; no value without one.", |it, out| it.metrics.visitors.certificate_end().into_iter().for_each(|end| out.add(&[], end))),
     family(Counter, "culvert_process_cpu_seconds_total", &[], "User and system CPU time of all threads.", |it, out| it.process(out, |it| it.cpu_seconds)),
@@ -175,6 +187,7 @@ impl Metrics {
             configured: Mutex::default(),
             admin: AdminServer::default(),
             users: Mutex::default(),
+            uplinks: Mutex::default(),
             visitors: Visitors::default(),
             records: Mutex::default(),
         }
@@ -188,6 +201,11 @@ impl Metrics {
     /// Shows what these users have had.
     pub fn show_users(&self, users: &Arc<Users>) {
         *panics::lock(&self.users) = Arc::clone(users);
+    }
+
+    /// Shows what these lines have carried.
+    pub fn show_lines(&self, uplinks: &Arc<UplinkBook>) {
+        *panics::lock(&self.uplinks) = Arc::clone(uplinks);
     }
 
     /// Every family that exists, also those without a value yet, in no particular order.
@@ -225,8 +243,9 @@ impl Metrics {
         let users = Arc::clone(&panics::lock(&self.users));
         let of_users = users.figures();
         let records = Arc::clone(&panics::lock(&self.records));
-        let scrape =
-            Scrape { metrics: self, configured, users, records, of_users, process: Process::read().ok() };
+        let uplinks = panics::lock(&self.uplinks).counts();
+        let process = Process::read().ok();
+        let scrape = Scrape { metrics: self, configured, users, records, of_users, uplinks, process };
         let moment = self.snapshots.moment();
         let of_workers = moment.families().map(|(info, read)| (info, Box::new(read) as Read<'_>));
         let of_daemon =

@@ -1,6 +1,9 @@
 //! What became of clients of the web server on TCP (`http.listen`), and of its certificate.
 
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, AtomicUsize, Ordering},
+};
 
 use base::counts::PerKind;
 
@@ -96,6 +99,7 @@ pub struct Visitors {
     refused: PerKind<TcpRefused, AtomicU64>,
     certificates: PerKind<CertificateRead, AtomicU64>,
     certificate_end: AtomicU64,
+    carrier_discarded: Arc<AtomicU64>,
 }
 
 impl Visitors {
@@ -135,6 +139,12 @@ impl Visitors {
     /// The certificate that is shown ends at this time, in seconds since 1970; 0: it has no certificate.
     pub fn set_certificate_end(&self, unix_seconds: u64) {
         self.certificate_end.store(unix_seconds, Ordering::Relaxed);
+    }
+
+    /// Packets that waited in a carrier when it ended.
+    #[must_use]
+    pub fn carrier_discarded(&self) -> &Arc<AtomicU64> {
+        &self.carrier_discarded
     }
 
     /// Connections of visitors that are open.

@@ -32,7 +32,7 @@ use crate::{
     },
     metrics::Metrics,
     qlog::Captures,
-    quotas,
+    quotas::{self, Counted},
     web_server::WebServer,
 };
 
@@ -89,7 +89,7 @@ impl Peers for Running {
 
     fn set_quota_used(&self, name: &Arc<str>, quota: &Quota, used: u64) -> Result<(), Refused> {
         self.hub.quotas.set(name, quota, used, self.clock.unix_seconds());
-        Ok(quotas::save(&self.hub.quotas, &self.config.load().state_dir)?)
+        Ok(quotas::save(&self.hub.quotas, &self.config.load().state_dir, Counted::Peers)?)
     }
 
     fn change_users(&self, users: Vec<config::User>, dry_run: bool) -> Result<Vec<Change>, Refused> {

@@ -31,8 +31,8 @@ use net::{
 use crate::{
     control_socket::status::{
         Drain, FlowStatus, ForwardStatus, LaneStatus, LimitsStatus, PeerState, PeerStatus, Refusal, Scope,
-        ServiceStatus, SocketStatus, Status, StreamConnectionStatus, Totals, TunStatus, UpstreamStatus, Used,
-        UserStatus, WebServerStatus,
+        ServiceStatus, SocketStatus, Status, StreamConnectionStatus, TalkerStatus, Totals, TunStatus,
+        UplinkStatus, UpstreamStatus, Used, UserStatus, WebServerStatus,
     },
     operator::Running,
     web::Figures,
@@ -57,7 +57,8 @@ pub(super) enum AsOf {
 pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
     let routes = scope.routes.map(|routes| routes.address.map_or(AskedRoutes::All, AskedRoutes::To));
     let as_published = as_of == AsOf::LastPublication;
-    let asks = Asks { peer: scope.peer.as_deref().map(Into::into), lane: scope.lane, routes, as_published };
+    let (peer, talkers) = (scope.peer.as_deref().map(Into::into), scope.talkers);
+    let asks = Asks { peer, lane: scope.lane, routes, talkers, as_published };
     let views = Inspection::ask(asks, &running.inboxes).wait(ANSWER_WITHIN);
     let unanswered = (0..).zip(&views).filter(|(_, view)| view.is_none()).map(|(worker, _)| worker);
     let unanswered_workers = unanswered.collect();
@@ -99,10 +100,12 @@ pub(super) fn of(running: &Running, scope: &Scope, as_of: AsOf) -> Status {
         drain: drain(running),
         web_server: web_server(running, &config, unix_seconds),
         lanes_left_out: room.left_out,
+        uplinks: running.hub.uplinks.counts().iter().map(UplinkStatus::new).collect(),
         totals,
         users: users(running, scope, unix_seconds),
         tun: config.tun.as_ref().map(|tun| tun_status(tun, &running.registry, &views)),
         routes: views.iter_mut().flat_map(|view| std::mem::take(&mut view.routes)).collect(),
+        talkers: TalkerStatus::merge(views.iter_mut().flat_map(|view| std::mem::take(&mut view.talkers))),
         services: services(running, &config, now),
         sockets: sockets(&views),
         limits,

@@ -28,7 +28,7 @@ const IPV6: u16 = 257;
 /// The length that stands for a field whose length precedes it (RFC 7011 §7).
 const VARIABLE: u16 = u16::MAX;
 
-/// The most bytes of a name in a record: those of our configuration are shorter.
+/// The most bytes of a name in a record: those of our configuration are shorter, but not all that users ask for.
 const MOST_NAME: usize = 64;
 
 /// The information elements of a record (IANA's registry "IPFIX Information Elements") behind its two addresses, with their lengths.
@@ -45,7 +45,7 @@ const FIELDS: [(u16, u16); 10] = [
     (2, 8),
     // flowEndReason.
     (136, 1),
-    // userName: the peer; applicationName: the service.
+    // userName: the peer or user; applicationName: the service, or what a user has asked for.
     (371, VARIABLE),
     (96, VARIABLE),
 ];
@@ -101,8 +101,9 @@ impl<'a> OneWay<'a> {
         record.extend(carried.packets.to_be_bytes());
         record.push(end_reason(ended.reason));
         for name in [&*ended.peer, &*ended.service] {
-            let name = name.as_bytes();
-            let name = name.get(..MOST_NAME).unwrap_or(name);
+            // A string is UTF-8 (RFC 7011 §6.1.6), also where it is cut.
+            let most = (0..=MOST_NAME.min(name.len())).rev().find(|at| name.is_char_boundary(*at));
+            let name = &name.as_bytes()[..most.unwrap_or(0)];
             // At most 64, so it has one byte.
             record.push(name.len() as u8);
             record.extend(name);
@@ -353,6 +354,20 @@ mod tests {
         assert_eq!(OneWay::all(&silent).count(), 1);
         let nothing = Ended { uplink: Carried::default(), ..silent };
         assert_eq!(OneWay::all(&nothing).count(), 1, "an end without a byte is one, too");
+    }
+
+    #[test]
+    fn a_name_is_cut_between_characters() {
+        for (name, length) in
+            [("é".repeat(40), 64), (format!("x{}", "é".repeat(40)), 63), ("x".repeat(65), 64)]
+        {
+            let flow = Ended { service: name.as_str().into(), ..ended(None, None, true) };
+            let mut record = Vec::new();
+            OneWay::all(&flow).next().expect("a way").encode(&mut record);
+            let at = record.len() - length;
+            assert_eq!(usize::from(record[at - 1]), length);
+            assert_eq!(str::from_utf8(&record[at..]), Ok(&name[..length]));
+        }
     }
 
     #[test]

@@ -15,10 +15,16 @@ struct Line<'a> {
     protocol: Option<u8>,
     start: String,
     end: String,
+    #[serde(skip_serializing_if = "str::is_empty")]
     peer: &'a str,
     #[serde(skip_serializing_if = "str::is_empty")]
+    user: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
     service: &'a str,
-    opened_by: &'static str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    target: &'a str,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    opened_by: Option<&'static str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     source: Option<String>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,15 +45,18 @@ pub(super) fn write(ended: &Ended, line: &mut Vec<u8>) {
         (ip, 0) => ip.to_string(),
         (ip, port) => SocketAddr::new(ip, port).to_string(),
     };
-    let packets = |packets| (ended.kind != RecordKind::Tcp).then_some(packets);
+    let packets = |packets| (!matches!(ended.kind, RecordKind::Tcp | RecordKind::Connect)).then_some(packets);
+    let is_of_a_user = ended.kind.is_of_a_user();
     let line_of = Line {
         kind: ended.kind.label(),
         protocol: (ended.kind == RecordKind::Ip).then_some(ended.protocol),
         start: time(ended.span.began),
         end: time(ended.span.ended),
-        peer: &ended.peer,
-        service: &ended.service,
-        opened_by: if ended.opened_here { "here" } else { "peer" },
+        peer: if is_of_a_user { "" } else { &ended.peer },
+        user: if is_of_a_user { &ended.peer } else { "" },
+        service: if is_of_a_user { "" } else { &ended.service },
+        target: if is_of_a_user { &ended.service } else { "" },
+        opened_by: (!is_of_a_user).then_some(if ended.opened_here { "here" } else { "peer" }),
         source: ended.source.map(shown),
         destination: ended.destination.map(shown),
         uplink_bytes: ended.uplink.bytes,
@@ -111,5 +120,32 @@ mod tests {
         let mut members = members;
         members.sort_unstable();
         assert_eq!(members, expected);
+    }
+
+    #[test]
+    fn whatever_a_user_asks_for_is_one_line_under_the_users_name() {
+        for target in ["example.com:443", "\"}\n{\"kind\":\"udp\"", "\u{7f}\u{1b}[31m\u{2028}"] {
+            let at = Duration::from_secs(1_780_000_000);
+            let ended = Ended {
+                kind: RecordKind::ConnectUdp,
+                protocol: 17,
+                peer: "anna".into(),
+                service: target.into(),
+                opened_here: false,
+                source: Some("192.0.2.9:1000".parse().expect("an address")),
+                destination: Some("192.0.2.1:443".parse().expect("an address")),
+                span: Span { began: at, ended: at },
+                uplink: Carried { packets: 2, bytes: 1_200 },
+                downlink: Carried { packets: 1, bytes: 80 },
+                reason: "revoked",
+            };
+            let mut line = Vec::new();
+            write(&ended, &mut line);
+            assert_eq!(line.iter().filter(|byte| **byte == b'\n').count(), 1);
+            let read: serde_json::Value = serde_json::from_slice(&line).expect("JSON");
+            assert_eq!([&read["kind"], &read["user"], &read["target"]], ["connect_udp", "anna", target]);
+            assert!([&read["peer"], &read["service"], &read["opened_by"]].iter().all(|it| it.is_null()));
+            assert_eq!(read["uplink_packets"], 2);
+        }
     }
 }

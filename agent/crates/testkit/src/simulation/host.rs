@@ -46,7 +46,8 @@ impl Host {
     }
 
     fn udp_as(&mut self, role: UdpRole, bind: SocketAddr, connect: Option<SocketAddr>) -> Udp {
-        let options = UdpOptions { bind, connect, role, buffer_bytes: 4 << 20, mark: 0, gso: true };
+        let options =
+            UdpOptions { bind, connect, role, buffer_bytes: 4 << 20, interface: None, mark: 0, gso: true };
         let token = self.token();
         Udp { socket: self.net.udp(&options, token).unwrap(), batch: Rc::clone(&self.batch) }
     }

@@ -7,6 +7,7 @@ use gate::identity::Identity;
 use ip::model::Recipe;
 use wire::{
     context::{Context, FlowNumber, Refusal, ServiceNumber},
+    line::{LaneLine, LineState, LineTerms},
     messages::{CloseReason, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
 };
 
@@ -81,12 +82,20 @@ fn a_peer_that_breaks_the_protocol_is_let_in_again_after_a_pause_that_grows() {
     }
 }
 
+/// The opening of a lane on a line of which all is at its limit.
+fn opened_on_line(lane: u8, lanes: u8) -> Message {
+    let terms = LineTerms { rate: Some(u64::MAX), weight: 256, metered: true, backup: true };
+    let line = Some(LaneLine { lanes, terms });
+    Message::LaneOpen(LaneOffer { lane, epoch: 1, connection_id: [9; 8], preshared_key: None, line })
+}
+
 #[test]
 fn control_messages_out_of_order_close_the_connection() {
-    let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8], preshared_key: None };
+    let offer = LaneOffer { lane: 0, epoch: 1, connection_id: [9; 8], preshared_key: None, line: None };
     let end = LaneEnd { lane: 0, epoch: 1, reason: LaneRefusal::TooMany };
     let close = LaneEnd { lane: 0, epoch: 1, reason: LaneCloseCause::Dead };
-    let cases: [&[Message]; 10] = [
+    let state = |line| Message::LineState(LineState { line, unheard: true, terms: None });
+    let cases: [&[Message]; 15] = [
         &[Message::LaneOpen(offer)],
         &[Message::ServicesChanged(Vec::new())],
         &[Message::LaneClose(close)],
@@ -97,6 +106,13 @@ fn control_messages_out_of_order_close_the_connection() {
         &[MaliciousPeer::hello(), Message::Joined],
         &[MaliciousPeer::hello(), Message::Release],
         &[MaliciousPeer::hello(), Message::Leave],
+        // Lines with one lane each, then with two; with a line, then without one.
+        &[MaliciousPeer::hello(), opened_on_line(0, 1), opened_on_line(1, 2)],
+        &[MaliciousPeer::hello(), opened_on_line(0, 64), Message::LaneOpen(LaneOffer { lane: 1, ..offer })],
+        // Without a session; of a line where there is one; of another one than that with a lane.
+        &[state(0)],
+        &[MaliciousPeer::hello(), Message::LaneOpen(offer), state(0)],
+        &[MaliciousPeer::hello(), opened_on_line(0, 1), state(1)],
     ];
     for (messages, seed) in cases.into_iter().zip(120..) {
         let mut flood = GateFlood::new(seed, "");
@@ -107,6 +123,28 @@ fn control_messages_out_of_order_close_the_connection() {
         assert_eq!(flood.message_errors("out_of_order"), 1, "{messages:?}");
         flood.assert_innocent_is_unharmed();
     }
+}
+
+#[test]
+fn a_peer_that_contradicts_itself_about_a_line_harms_nobody() {
+    let mut flood = GateFlood::new(129, "");
+    flood.malicious.say(&MaliciousPeer::hello());
+    // The lane is refused for its epoch, and its line is known.
+    let Message::LaneOpen(offer) = opened_on_line(1, 1) else { unreachable!("it opens a lane") };
+    flood.malicious.say(&Message::LaneOpen(LaneOffer { epoch: 0, ..offer }));
+    let terms = LineTerms { rate: Some(1), weight: 1, metered: false, backup: false };
+    for turn in 0..100 {
+        let terms = (turn % 3 == 0).then_some(LineTerms { metered: turn % 2 == 0, ..terms });
+        flood.malicious.say(&Message::LineState(LineState { line: 1, unheard: turn % 2 == 0, terms }));
+    }
+    flood.run(50);
+    assert_eq!(flood.malicious.closed(), None, "it may say so");
+    flood.assert_innocent_is_unharmed();
+    for turn in 0..400 {
+        flood.malicious.say(&Message::LineState(LineState { line: 1, unheard: turn % 2 == 0, terms: None }));
+    }
+    flood.assert_closed(CloseReason::LimitReached);
+    flood.assert_innocent_is_unharmed();
 }
 
 #[test]
@@ -147,6 +185,7 @@ fn a_repeated_lane_and_epoch_is_refused_and_the_lane_stays() {
         | Message::PresharedKeys(_)
         | Message::StreamAbort(_)
         | Message::StreamCredit { .. }
+        | Message::LineState(_)
         | Message::Leave => None,
     };
     let refusals: Vec<_> = flood.malicious.messages.iter().filter_map(refused).collect();

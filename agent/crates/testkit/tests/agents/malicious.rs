@@ -212,6 +212,7 @@ impl MaliciousPeer {
             | Message::PresharedKeys(_)
             | Message::StreamAbort(_)
             | Message::StreamCredit { .. }
+            | Message::LineState(_)
             | Message::Leave => message.encode(&mut self.outgoing),
         }
     }
@@ -284,7 +285,7 @@ impl MaliciousPeer {
         epoch: u64,
         preshared_key: Option<KeyProof>,
     ) -> LaneOffer {
-        let offer = LaneOffer { lane, epoch, connection_id: self.ids.next_id().0, preshared_key };
+        let offer = LaneOffer { lane, epoch, connection_id: self.ids.next_id().0, preshared_key, line: None };
         self.asked.push(offer);
         self.say(&Message::LaneOpen(offer));
         offer

@@ -68,6 +68,7 @@ fn what_waits_in_the_kernel_is_what_waited_when_the_sockets_were_last_looked_at(
         connect: None,
         role: UdpRole::Ingress,
         buffer_bytes: 4 << 20,
+        interface: None,
         mark: 0,
         gso: true,
     };

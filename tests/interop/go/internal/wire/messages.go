@@ -162,9 +162,33 @@ type LaneOpen struct {
 	ConnectionID []byte
 	// PresharedKey is the dialler's proof of the key that the lane uses; empty: none.
 	PresharedKey []byte
+	// Line is the line of the dialler that the lane is on; nil: it has one only.
+	Line *Line
 }
 
-// LaneAccept grants a lane. It has no PresharedKey.
+// Line describes a line; lane i is on line i / Lanes.
+type Line struct {
+	Lanes           uint32
+	Rate            uint64
+	Weight          uint32
+	Metered, Backup bool
+}
+
+// LineState says what its sender hears of a line, and, from the dialler, what the line carries from now on: nil is as before, and
+// Lanes means nothing.
+type LineState struct {
+	Line    uint32
+	Unheard bool
+	Terms   *Line
+}
+
+// MaxLines and MaxWeight bound what a Line may say.
+const (
+	MaxLines  = 8
+	MaxWeight = 256
+)
+
+// LaneAccept grants a lane. It has neither PresharedKey nor Line.
 type LaneAccept struct{ LaneOpen }
 
 // LaneRefuse refuses a lane; Reason is a Refusal… constant, or one of a later version.
@@ -279,6 +303,8 @@ func newMessage(number int) Message {
 		return &StreamAbort{}
 	case 19:
 		return &StreamCredit{}
+	case 20:
+		return &LineState{}
 	default:
 		return nil
 	}
@@ -289,7 +315,7 @@ func Name(message Message) string {
 	return [...]string{
 		1: "hello", "lane_open", "lane_accept", "lane_refuse", "lane_close", "services_changed", "here", "join", "joined",
 		"streams_wanted", "release", "receive_rate", "reports_wanted", "packet_repair", "preshared_keys",
-		18: "stream_abort", "stream_credit",
+		18: "stream_abort", "stream_credit", "line_state",
 	}[message.number()]
 }
 
@@ -310,6 +336,7 @@ func (*PacketRepair) number() int    { return 14 }
 func (*PresharedKeys) number() int   { return 15 }
 func (*StreamAbort) number() int     { return 18 }
 func (*StreamCredit) number() int    { return 19 }
+func (*LineState) number() int       { return 20 }
 
 // ParseEnvelope reads one Envelope, without the length before it. A message of an unknown kind is [ErrUnknownKind];
 // every other error is a protocol violation. Byte fields of the message are slices of b.
@@ -381,7 +408,7 @@ var ErrTooLong = errors.New("a message is too long")
 func Cost(length int, message Message) float64 {
 	units := float64(1 + length/256)
 	switch m := message.(type) {
-	case *ServicesChanged, *PacketRepair, *ReportsWanted, *PresharedKeys:
+	case *ServicesChanged, *PacketRepair, *ReportsWanted, *PresharedKeys, *LineState:
 		units += 15
 	case *StreamAbort:
 		units += float64(len(m.Streams) / 16)
@@ -651,13 +678,80 @@ func (l *LaneOpen) set(f field) error {
 		return f.bytesInto(&l.ConnectionID)
 	case 4:
 		return f.bytesInto(&l.PresharedKey)
+	case 5:
+		return lineInto(f, &l.Line)
 	}
 	return nil
 }
 
-// set is that of LaneOpen without its last field.
+// lineInto merges a Line with what was read of it before.
+func lineInto(f field, into **Line) error {
+	if f.kind != typeBytes {
+		return errProtobuf
+	}
+	if *into == nil {
+		*into = new(Line)
+	}
+	line := *into
+	return eachField(f.bytes, func(f field) error {
+		switch f.number {
+		case 1:
+			return integerInto(f, &line.Lanes)
+		case 2:
+			return integerInto(f, &line.Rate)
+		case 3:
+			return integerInto(f, &line.Weight)
+		case 4:
+			return f.boolInto(&line.Metered)
+		case 5:
+			return f.boolInto(&line.Backup)
+		}
+		return nil
+	})
+}
+
+func (l *Line) append(b []byte, number int, lanes uint32) []byte {
+	var inner []byte
+	inner = appendInteger(inner, 1, uint64(lanes))
+	inner = appendInteger(inner, 2, l.Rate)
+	if l.Weight > 1 {
+		inner = appendInteger(inner, 3, uint64(l.Weight))
+	}
+	inner = appendBool(inner, 4, l.Metered)
+	inner = appendBool(inner, 5, l.Backup)
+	return appendMessage(b, number, inner)
+}
+
+func (s *LineState) set(f field) error {
+	switch f.number {
+	case 1:
+		return integerInto(f, &s.Line)
+	case 2:
+		return f.boolInto(&s.Unheard)
+	case 3:
+		return lineInto(f, &s.Terms)
+	}
+	return nil
+}
+
+func (s *LineState) append(b []byte) []byte {
+	b = appendBool(appendInteger(b, 1, uint64(s.Line)), 2, s.Unheard)
+	if s.Terms == nil {
+		return b
+	}
+	return s.Terms.append(b, 3, 0)
+}
+
+func (s *LineState) check() error {
+	if s.Line >= MaxLines || s.Terms != nil && s.Terms.Weight > MaxWeight {
+		return errors.New("a line out of range")
+	}
+	return nil
+}
+
+// set is that of LaneOpen without its last fields, which are not checked either.
 func (l *LaneAccept) set(f field) error {
-	if f.number == 4 {
+	if f.number >= 4 {
 		return nil
 	}
 	return l.LaneOpen.set(f)
@@ -667,7 +761,11 @@ func (l *LaneOpen) append(b []byte) []byte {
 	b = appendInteger(b, 1, uint64(l.Lane))
 	b = appendInteger(b, 2, l.Epoch)
 	b = appendBytes(b, 3, l.ConnectionID)
-	return appendBytes(b, 4, l.PresharedKey)
+	b = appendBytes(b, 4, l.PresharedKey)
+	if l.Line == nil {
+		return b
+	}
+	return l.Line.append(b, 5, l.Line.Lanes)
 }
 
 func (l *LaneOpen) check() error {
@@ -677,7 +775,16 @@ func (l *LaneOpen) check() error {
 	if len(l.PresharedKey) != 0 && len(l.PresharedKey) != ProofLen {
 		return errors.New("preshared_key does not have 16 bytes")
 	}
-	return checkLane(l.Lane)
+	if err := checkLane(l.Lane); err != nil || l.Line == nil {
+		return err
+	}
+	if l.Line.Lanes < 1 || l.Line.Lanes > MaxLane+1 || l.Line.Weight > MaxWeight {
+		return errors.New("a line out of range")
+	}
+	if number := l.Lane / l.Line.Lanes; number >= MaxLines {
+		return fmt.Errorf("line %d", number)
+	}
+	return nil
 }
 
 func checkLane(lane uint32) error {

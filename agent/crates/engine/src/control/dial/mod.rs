@@ -95,6 +95,8 @@ pub struct Dialler {
     /// Until when the lookup of this round's target is waited for.
     patience: Option<Instant>,
     attempts: Vec<Attempt>,
+    /// The lines on which each address is dialled; 0 counts as one.
+    lines: usize,
     /// The tokens of lookups that nobody waits for any more.
     abandoned: Vec<Token>,
 }
@@ -394,12 +396,17 @@ impl Dialler {
     pub fn started(&mut self, handle: ConnectionHandle, fallback: bool) -> Option<ConnectionHandle> {
         self.skipped = 0;
         let same = |attempt: &Attempt| attempt.fallback == fallback;
-        let most = if fallback { MAX_FALLBACKS } else { MAX_ATTEMPTS };
+        let most = if fallback { MAX_FALLBACKS } else { MAX_ATTEMPTS } * self.lines.max(1);
         let full = self.attempts.iter().filter(|attempt| same(attempt)).count() >= most;
         let oldest = self.attempts.iter().position(same).filter(|_| full);
         let surplus = oldest.map(|oldest| self.attempts.remove(oldest).handle);
         self.attempts.push(Attempt { handle, fallback });
         surplus
+    }
+
+    /// Each address is dialled on so many lines at once.
+    pub fn set_lines(&mut self, lines: usize) {
+        self.lines = lines;
     }
 
     /// An attempt has become the session.

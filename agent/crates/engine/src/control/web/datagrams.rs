@@ -21,11 +21,9 @@ use base::panics::lock;
 use bytes::Bytes;
 use users::{
     account::{Account, Dropped, Place},
-    ip::Link,
+    ip::{Device, Link},
     rate::Direction,
 };
-
-use super::{exchange::Exchange, packets::ForDevice};
 
 /// The most datagrams of a queue.
 const MOST_DATAGRAMS: usize = 256;
@@ -43,7 +41,7 @@ pub struct Datagrams {
 /// Where the IP packets of a session go.
 struct Packets {
     link: Arc<Link>,
-    device: Arc<ForDevice>,
+    device: Arc<dyn Device>,
 }
 
 #[derive(Default)]
@@ -99,20 +97,21 @@ impl Datagrams {
         Arc::new(Self { state: Mutex::default(), account, packets: None })
     }
 
-    /// The queue of a session of IP packets, which tells the worker of `exchange`; those from the user go to `device`.
-    pub(super) fn of_packets(
+    /// The queue of a session of IP packets of `protocol`, which calls `tell` for each that waits for the user; those from the user go to
+    /// `device`.
+    pub fn of_packets(
         account: Arc<Account>,
         protocol: Option<u8>,
-        exchange: &Arc<Exchange>,
-        device: Arc<ForDevice>,
+        tell: impl Fn() + Send + Sync + 'static,
+        device: Arc<dyn Device>,
     ) -> Arc<Self> {
         Arc::new_cyclic(|own: &Weak<Self>| {
-            let (own, exchange) = (Weak::clone(own), Arc::clone(exchange));
+            let own = Weak::clone(own);
             let link = Link::new(Arc::clone(&account), protocol, move |packet| {
                 if let Some(own) = own.upgrade() {
                     let is_within_rate = own.account.lets_pass(Direction::ToUser, packet.len());
                     if own.put_from_target(packet, is_within_rate) {
-                        exchange.tell_worker();
+                        tell();
                     }
                 }
             });

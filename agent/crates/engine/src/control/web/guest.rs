@@ -119,6 +119,11 @@ impl Stream {
     fn is_tunnel(&self) -> bool {
         self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_open)
     }
+
+    /// Whether each direction ends by itself, as one of TCP does; a session of datagrams is over with either.
+    fn carries_bytes(&self) -> bool {
+        self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_open && tunnel.datagrams.is_none())
+    }
 }
 
 impl Drop for Guest {
@@ -477,7 +482,7 @@ impl Guest {
                 continue;
             }
             stream.sends = false;
-            let goes_on = stream.is_tunnel() && stream.receives;
+            let goes_on = stream.carries_bytes() && stream.receives;
             if !goes_on {
                 stream.exchange = None;
             }

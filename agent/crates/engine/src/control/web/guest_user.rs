@@ -11,6 +11,7 @@ use quinn_proto::{Dir, StreamId, VarInt};
 use users::{
     Grant,
     account::{Account, Refusal},
+    ip::Device,
 };
 
 use super::{
@@ -96,7 +97,9 @@ impl Guest {
         let account = Arc::clone(grant.account());
         let asked = tunnel::asked(head).and_then(|asked| match (&asked, around.device) {
             (Asked::Packets(_), None) => Err(Refusal::Protocol),
-            (Asked::Packets(_) | Asked::Port(..), device) => Ok((asked, device.cloned())),
+            (Asked::Packets(_) | Asked::Port(..), device) => {
+                Ok((asked, device.map(|device| Arc::clone(device) as Arc<dyn Device>)))
+            }
         });
         let (asked, device) = match asked {
             Ok(asked) => asked,

@@ -40,12 +40,12 @@ mod tunnel;
 
 pub(crate) use self::exchange::Answers;
 pub(in crate::control) use self::guest::Guest;
-pub(crate) use self::packets::ForDevice;
+pub(crate) use self::packets::{ForDevice, FromElsewhere};
 pub use self::{
     datagrams::Datagrams,
     exchange::{Abandoned, Ask, Exchange, Site},
     guest::refused,
-    tunnel::{Asked, Tunnel, Tunnels, take_capsule},
+    tunnel::{Asked, CONNECT_IP, CONNECT_UDP, Tunnel, Tunnels, take_capsule},
 };
 use self::{
     guest::Around,

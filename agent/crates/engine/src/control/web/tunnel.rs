@@ -15,7 +15,7 @@ use quinn_proto::{Connection, ConnectionHandle, SendDatagramError, StreamId, Var
 use users::{
     Grant, Session, Users,
     account::{Account, Dropped, Refusal},
-    ip::scope::Scope,
+    ip::{Device, scope::Scope},
     policy::Transport,
     target::Target,
 };
@@ -24,8 +24,13 @@ use super::{
     datagrams::Datagrams,
     exchange::{Answers, Exchange},
     guest::http,
-    packets::ForDevice,
 };
+
+/// The protocol of RFC 9298.
+pub const CONNECT_UDP: &str = "connect-udp";
+
+/// The protocol of RFC 9484.
+pub const CONNECT_IP: &str = "connect-ip";
 
 /// The bytes of capsules that wait for a stream's credit; datagrams wait behind them.
 const MOST_CAPSULE_BYTES: usize = 64 << 10;
@@ -57,23 +62,41 @@ pub enum Asked {
 /// Where requests of users go: to the thread that serves them. It takes a request, or gives it back if too many wait.
 pub type Tunnels = Arc<dyn Fn(Box<Tunnel>) -> Result<(), Box<Tunnel>> + Send + Sync>;
 
-/// What `grant` asks for with `head`.
+/// What a user asks for with `head`.
 ///
 /// # Errors
 ///
 /// Why that is nothing.
 pub(super) fn asked(head: &Request) -> Result<Asked, Refusal> {
-    match (head.protocol.as_deref(), head.path.as_deref()) {
-        (None, _) => {
-            let target = Target::of_connect(&head.authority);
-            target.map(|target| Asked::Port(target, Transport::Tcp)).ok_or(Refusal::Target)
+    match &head.protocol {
+        None => Asked::by_connect(&head.authority),
+        Some(protocol) => Asked::by_protocol(protocol, head.path.as_deref().unwrap_or_default()),
+    }
+}
+
+impl Asked {
+    /// What a CONNECT to `authority` is for.
+    ///
+    /// # Errors
+    ///
+    /// It is no target.
+    pub fn by_connect(authority: &str) -> Result<Self, Refusal> {
+        let target = Target::of_connect(authority);
+        target.map(|target| Self::Port(target, Transport::Tcp)).ok_or(Refusal::Target)
+    }
+
+    /// What an extended CONNECT, or an upgrade, to `protocol` with `path` is for.
+    ///
+    /// # Errors
+    ///
+    /// The protocol is not served, or the path not one of it.
+    pub fn by_protocol(protocol: &str, path: &str) -> Result<Self, Refusal> {
+        let udp = |target| Self::Port(target, Transport::Udp);
+        match protocol {
+            CONNECT_UDP => Target::of_connect_udp(path).map(udp).ok_or(Refusal::Target),
+            CONNECT_IP => Scope::of_path(path).map(Self::Packets).ok_or(Refusal::Target),
+            _ => Err(Refusal::Protocol),
         }
-        (Some("connect-udp"), Some(path)) => {
-            let target = Target::of_connect_udp(path);
-            target.map(|target| Asked::Port(target, Transport::Udp)).ok_or(Refusal::Target)
-        }
-        (Some("connect-ip"), Some(path)) => Scope::of_path(path).map(Asked::Packets).ok_or(Refusal::Target),
-        (Some(_), _) => Err(Refusal::Protocol),
     }
 }
 
@@ -88,17 +111,18 @@ impl Tunnel {
         grant: Grant,
         session: Session,
         client: SocketAddr,
-        (asked, device): (Asked, Option<Arc<ForDevice>>),
+        (asked, device): (Asked, Option<Arc<dyn Device>>),
         (answers, handle, stream): (Arc<Answers>, ConnectionHandle, StreamId),
     ) -> Box<Self> {
         let exchange = Exchange::new(answers, handle, stream);
-        let account = Arc::clone(grant.account());
+        let account = Arc::clone(session.account());
         let datagrams = match &asked {
             Asked::Port(_, Transport::Tcp) => None,
             Asked::Port(_, Transport::Udp) => Some(Datagrams::new(account)),
-            Asked::Packets(scope) => {
-                device.map(|device| Datagrams::of_packets(account, scope.protocol, &exchange, device))
-            }
+            Asked::Packets(scope) => device.map(|device| {
+                let worker = Arc::clone(&exchange);
+                Datagrams::of_packets(account, scope.protocol, move || worker.tell_worker(), device)
+            }),
         };
         Box::new(Self { grant, session, client, asked, exchange, datagrams })
     }

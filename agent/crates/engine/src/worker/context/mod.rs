@@ -24,7 +24,7 @@ use config::{self, Config};
 use dataplane::{
     forward::Locals,
     lanes::{LaneId, Lanes, UnderlayId, Underlays},
-    socket_stats::role,
+    socket_stats::{BytesOfLines, count_line, role},
     sockets::SocketFactory,
 };
 use gate::tls::TlsIdentity;
@@ -185,6 +185,8 @@ pub(crate) struct Stats {
     pub(crate) totals: Totals,
     /// Counts of lanes that have ended.
     pub(crate) retired: RetiredLanes,
+    /// What the sockets on each line had carried when it was last charged.
+    pub(crate) charged_lines: BytesOfLines,
     pub(crate) ceilings: Ceilings,
     /// The work of the current turn so far.
     pub(crate) work: TurnWork,
@@ -248,6 +250,7 @@ impl Sockets {
             stats.forget_kernel_queues();
         }
         for underlay in self.underlays.iter_mut() {
+            count_line(&mut self.factory.line_bytes, underlay.line, &*underlay.socket, &underlay.booked);
             stats.look_at(underlay.role, &*underlay.socket, &mut underlay.booked, drops);
         }
         self.locals.each_touched(drops, |socket| {

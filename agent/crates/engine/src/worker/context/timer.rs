@@ -16,6 +16,10 @@ pub(crate) enum Timer {
     Connection(usize),
     Lane(LaneId),
     Pool(PeerId),
+    /// A line of a session has been well for long enough.
+    Lines(PeerId),
+    /// Connections that stayed on a worse line may move.
+    FollowLines(PeerId),
     Flow(PeerId, FlowId),
     Queue(PeerId),
     Repair(PeerId),

@@ -22,15 +22,16 @@ use dataplane::{
     },
     sockets::SocketFactory,
 };
-use net::TunStats;
+use net::{Ready, Token, TunStats};
 use users::ip::Links;
 
 use crate::{
-    control::web::ForDevice,
+    control::web::{ForDevice, FromElsewhere},
     hub::Hub,
     mtu_table::MtuTable,
     peer::Peer,
     registry::PeerRegistry,
+    status::{MOST_TALKERS, TalkerStatus},
     worker::device::{
         routed::RoutedPeers,
         tun::{most_mtu, set_prefixes},
@@ -91,10 +92,20 @@ impl Tunnel {
         Ok(Self { device: Some(Tun { side, mtu_table, routed }) })
     }
 
-    /// Carries packets of users with inner addresses, too: of the device by `links`, to the device from where is returned, if there is one.
-    pub(crate) fn serve_users(&mut self, links: Arc<Links>) -> Option<Arc<ForDevice>> {
-        self.side_mut()?.users = links;
-        Some(Arc::default())
+    /// Carries packets of users with inner addresses, too: of the device by `links`, to the device from where is returned, if there is
+    /// one. Other threads wake `worker` by marking the token.
+    pub(crate) fn serve_users(
+        &mut self,
+        links: Arc<Links>,
+        worker: u8,
+        (ready, token): (Ready, Token),
+    ) -> Option<Arc<ForDevice>> {
+        let packets = Arc::<ForDevice>::default();
+        let elsewhere = FromElsewhere { packets: Arc::clone(&packets), ready, token };
+        let side = self.side_mut()?;
+        links.has_device(worker, Arc::new(elsewhere));
+        side.users = links;
+        Some(packets)
     }
 
     /// Writes packets of users to the device.
@@ -117,6 +128,13 @@ impl Tunnel {
     fn records<'a>(&'a mut self, hub: &'a Hub) -> Option<(&'a mut PacketTable, &'a Recorder)> {
         let records = self.side_mut()?.records.as_deref_mut()?;
         hub.totals.recorder.get().map(|recorder| (records, recorder))
+    }
+
+    /// Who talks to whom inside, as far as it is recorded.
+    pub(crate) fn talker_rows(&self, now: Instant) -> Vec<TalkerStatus> {
+        let records = self.side().and_then(|side| side.records.as_deref());
+        let talks = records.map_or_else(Vec::new, |records| records.talks(MOST_TALKERS));
+        talks.iter().map(|talk| TalkerStatus::new(talk, now)).collect()
     }
 
     /// Records IP packets, once a second.

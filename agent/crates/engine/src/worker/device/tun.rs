@@ -350,7 +350,8 @@ impl Tunnel {
             .and(Features::LEAVE)
             .and(Features::STREAM_ABORT)
             .and(Features::STREAM_CREDIT)
-            .and(Features::STREAM_CLIENT);
+            .and(Features::STREAM_CLIENT)
+            .and(Features::LINES);
         let Some(device) = &self.device else { return always };
         // We complete checksums that the device does not complete.
         let packets = always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM);

@@ -5,11 +5,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::{LaneRef, PeerId, SessionRef};
+use base::ids::{PeerId, SessionRef};
 use config::Profile;
 use dataplane::{
     datapath::downlink,
     lanes::{DRAIN_TIME, Due, LaneId, LaneSlot, LaneState, OpeningId, PacketSize, PathPacket, UnderlayId},
+    lines::Standing,
 };
 use net::{Path, UdpRole};
 use quic_core::{AckProfile, Lane, LaneConfig, TRANSMIT_CAPACITY};
@@ -20,7 +21,7 @@ use crate::{
         driver::Control,
         liveness::{LEAST_SILENCE, silence_limit},
     },
-    hub::{LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, ToOwner},
+    hub::{LaneEvent, LaneLoss, LaneName, LanePort, LaneRequest, LineEvent, ToOwner},
     worker::{
         context::{Context, Effect, Sockets, packet_sizes::usual_packet, sources::Class, timer::Timer},
         lanes::{LaneHost, QuietLane},
@@ -66,6 +67,7 @@ impl LaneHost {
         };
         let size = PacketSize::new(request.budget, request.largest);
         let mut slot = LaneSlot::new(core, of, opening, request.local_cid, underlay, size, now);
+        slot.line = request.line;
         if let Some(destination) = remote {
             slot.paths.validate(
                 Path { destination, source: None, tos: 0 },
@@ -189,8 +191,9 @@ impl LaneHost {
     }
 
     /// Notes a lane on which nothing was heard for long; [`LaneHost::look_at_quiet`] decides, after the sockets were served.
-    fn note_silence(&mut self, cx: &Context, id: LaneId, now: Instant) {
-        if cx.silence(id, now).is_some() && !self.quiet.iter().any(|quiet| quiet.lane == id) {
+    fn note_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        let is_quiet = cx.sockets.lanes.get_mut(id).is_some_and(|slot| slot.take_quiet(now));
+        if (is_quiet || cx.silence(id, now).is_some()) && !self.quiet.iter().any(|quiet| quiet.lane == id) {
             self.quiet.push(QuietLane { lane: id, since: now });
         }
     }
@@ -212,6 +215,12 @@ impl LaneHost {
 
     /// Tells the session owner if packets of a lane have been outstanding for long and nothing was received.
     fn check_silence(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
+        if let Some(slot) = cx.sockets.lanes.get(id)
+            && let Some(silence) = slot.quiet_for(now)
+        {
+            let lane = name_of_lane(slot);
+            cx.lane_event(lane, LaneEvent::Quiet(silence));
+        }
         let Some((silence, limit)) = cx.silence(id, now) else { return };
         let Some(lane) = cx.sockets.lanes.get(id).map(name_of_lane) else { return };
         let link = cx.peers.link_named(lane.of);
@@ -259,7 +268,7 @@ impl LaneHost {
             if cx.peers.link_named(lane.of).is_some_and(|link| link.pool.forget_replaced(id)) {
                 cx.lane_event(lane, LaneEvent::ReplacedGone);
             }
-            cx.stats.retired.add(LaneRef { peer: slot.peer, lane: slot.index }, slot.core.stats());
+            cx.stats.retired.add(&slot);
             cx.effects.push_back(Effect::ReleaseSocket(slot.underlay));
         }
     }
@@ -319,6 +328,16 @@ impl Context {
             return;
         };
         self.hub.note_heard(of.peer, at);
+        if let Some(line) = slot.line {
+            self.hub.note_line_heard(of.peer, line, at);
+            let lines = self.peers.link_named(of).and_then(|link| link.pool.lines.as_ref());
+            // Whether it is news for the hub does not matter: that may have been noted just before the suspicion.
+            if lines.is_some_and(|lines| lines.standing(line) == Standing::Suspect)
+                && self.sockets.lanes.get_mut(id).is_some_and(|slot| slot.tells_heard(at))
+            {
+                self.tell_owner(of, ToOwner::Line(line, LineEvent::Heard(at)));
+            }
+        }
         if self.peers.link_named(of).is_some_and(|link| link.suspicions.unresponsive || link.suspicions.late)
         {
             self.tell_owner(of, ToOwner::Heard);
@@ -394,18 +413,39 @@ impl Context {
                 self.sockets.underlays.get(underlay).is_some().then_some((underlay, remote))
             }
             LanePort::Listening(port) => self.sockets.ports.get(port).map(|underlay| (*underlay, None)),
-            LanePort::Dial(remote) => match self.sockets.factory.dial(&mut self.sockets.underlays, remote) {
-                Ok(underlay) => Some((underlay, Some(remote))),
-                Err(error) => {
-                    let (peer, lane) = (self.peers.name(request.name.of.peer), request.name.opening.index);
-                    throttled!(
-                        warn, self.logs.lane_socket.allow(now), { peer, lane, %error },
-                        "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
-                    );
-                    None
+            LanePort::Dial(remote, line) => {
+                match self.sockets.factory.dial(&mut self.sockets.underlays, remote, line) {
+                    Ok(underlay) => Some((underlay, Some(remote))),
+                    Err(error) => {
+                        self.warn_of_lane_socket(request, line, &error, now);
+                        None
+                    }
                 }
-            },
+            }
         }
+    }
+
+    fn warn_of_lane_socket(
+        &mut self,
+        request: &LaneRequest,
+        line: Option<u8>,
+        error: &std::io::Error,
+        now: Instant,
+    ) {
+        let (peer, lane) = (self.peers.name(request.name.of.peer), request.name.opening.index);
+        let uplink = line.and_then(|line| self.sockets.factory.uplinks().get(usize::from(line)));
+        if let Some(uplink) = uplink {
+            throttled!(
+                warn, self.logs.lane_socket.allow(now), { peer, lane, uplink = &*uplink.name, way = uplink.way(), %error },
+                "cannot open a socket on a line; the others carry its traffic until that succeeds (remedy: the line's interface, its \
+                 address and its route)"
+            );
+            return;
+        }
+        throttled!(
+            warn, self.logs.lane_socket.allow(now), { peer, lane, %error },
+            "cannot open a socket for a lane (remedy: a higher limit on open files, or fewer lanes)"
+        );
     }
 
     pub(crate) fn warn_of_replay_log(&mut self, error: &std::io::Error, now: Instant) {

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use base::ids::PeerId;
 use dataplane::lanes::LaneSlot;
-use net::Gso;
+use net::{Gso, carrier::client_of};
 
 use crate::{
     status::{LaneDetails, LaneRates, LaneStatus},
@@ -47,7 +47,7 @@ impl Context {
             age_seconds: since(slot.meter.opened()),
             heard_seconds: slot.core.last_heard().map(since),
             local_address: socket.map(|socket| socket.local_addr()),
-            remote_address: remote,
+            remote_address: remote.map(client_of),
             rates: slot.meter.growth().map(|last| LaneRates {
                 sent_bytes_per_second: last.per_second(|it| it.sent_bytes),
                 sent_packets_per_second: last.per_second(|it| it.sent_packets),

@@ -6,7 +6,7 @@
 //! | recorded lanes | `capture.rs` |
 //! | how large their packets may be at most | `size.rs` |
 //! | reports about lanes, for an automatic rate | `reports.rs` |
-//! | what is published of lanes, and what an operator asks | `publish.rs`, `inspect.rs` |
+//! | what is published of lanes, and what an operator asks | `publish.rs`, `inspect.rs`; of the lines that they are on: `line_status.rs` |
 
 use std::{sync::Arc, time::Instant};
 
@@ -17,6 +17,7 @@ use crate::capture::Capture;
 mod capture;
 pub(crate) mod host;
 pub(crate) mod inspect;
+mod line_status;
 pub(crate) mod publish;
 mod reports;
 mod size;

@@ -20,7 +20,10 @@ use crate::{
     },
     worker::{
         context::Context,
-        report::stats::{IndexCounts, LaneBytes},
+        report::{
+            lines::LineSums,
+            stats::{IndexCounts, LaneBytes},
+        },
     },
 };
 
@@ -134,6 +137,8 @@ pub(crate) struct OfPeer {
     pub(crate) lanes: LaneStats,
     pub(crate) reordering: Option<Duration>,
     pub(crate) lanes_up: usize,
+    /// By line, if it has several.
+    pub(crate) lines: LineSums,
     pub(crate) streams: Option<StreamsStatus>,
     /// At the owner of the session.
     pub(crate) contested: Option<Contested>,

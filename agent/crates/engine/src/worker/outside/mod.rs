@@ -62,6 +62,7 @@ impl Outside for Gateway<'_> {
         }
         let arrival = Arrival {
             source: meta.source,
+            validated: net::carrier::is_stream(&meta.source),
             listening: port.is_some(),
             room: self.control.acceptor.pending().room(),
         };

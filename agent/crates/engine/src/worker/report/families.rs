@@ -15,7 +15,8 @@ use crate::{
     metrics::{Buckets, FamilyInfo, Kind as Type, Samples, Value},
     origin::PeerOrigin,
     status::{
-        Accounting, PeerStatus, QuotaStatus, RateStatus, RepairStatus, StreamsStatus, TcpServiceStatus,
+        Accounting, LineState, LineStatus, PeerStatus, QuotaStatus, RateStatus, RepairStatus, StreamsStatus,
+        TcpServiceStatus, WayStatus,
     },
     worker::report::stats::{
         DeviceSnapshot, Handshakes, IndexCounts, Published, Snapshots, WorkerSnapshot, label,
@@ -41,6 +42,8 @@ type OfRepair = fn(&RepairStatus) -> Value;
 
 type OfWay = fn(&Accounting) -> u64;
 
+type OfLine = fn(&LineStatus) -> Value;
+
 type OfService = fn(&TcpServiceStatus) -> Value;
 
 type OfServiceWay = fn(&TcpServiceStatus, Direction) -> u64;
@@ -57,6 +60,9 @@ enum Read {
     /// Of both directions of a peer: over all that have had the label, and over those that have it now.
     Ways(OfWay),
     WaysNow(OfWay),
+    /// Of each line of the peers that have several: over the peers that have the label now, and over all that have had it.
+    LineNow(OfLine),
+    Line(OfLine),
     /// Of the services for which a peer has had TCP forwards: over the peers that have the label now, and over all that have had it.
     ServiceNow(OfService),
     ServiceWays(OfServiceWay),
@@ -91,6 +97,10 @@ const fn peer(kind: Type, name: &'static str, help: &'static str, read: OfPeer) 
     family(kind, name, &["peer"], help, Read::Peer(read))
 }
 
+const fn line(kind: Type, name: &'static str, help: &'static str, read: Read) -> Family {
+    family(kind, name, &["peer", "line"], help, read)
+}
+
 const fn ways(name: &'static str, help: &'static str, read: OfWay) -> Family {
     family(Type::Counter, name, &["peer", "direction"], help, Read::Ways(read))
 }
@@ -99,10 +109,19 @@ const fn ways(name: &'static str, help: &'static str, read: OfWay) -> Family {
 static FAMILIES: &[Family] = &[
     // A peer.
     peer(Type::Gauge, "culvert_peer_connected", "Established control connections of the peer.", |it| it.connected.into()),
+    peer(Type::Gauge, "culvert_peer_over_tcp", "1 while packets of the peer's control connection go over TCP, or over both ways.", |it| u64::from(it.own.way.as_ref().is_some_and(WayStatus::is_over_tcp)).into()),
     peer(Type::Gauge, "culvert_peer_endpoints", "Configured endpoints at which the peer is dialled; 0 if only the peer can connect.", |it| it.own.more.endpoints.into()),
     peer(Type::Gauge, "culvert_peer_preshared_key", "The preshared key in use with the connected peer, by its place in peer.preshared_key_file: 1 or 2; 0 without one.", |it| it.own.preshared_key_in_use.unwrap_or(0).into()),
     peer(Type::Gauge, "culvert_peer_lanes", "Lanes of the peer that carry payloads.", |it| it.own.more.owned_lanes.unwrap_or_default().up.into()),
     peer(Type::Gauge, "culvert_peer_lanes_wanted", "Lanes wanted with the connected peer; 0 in standard mode, and while it is not connected.", |it| it.own.more.owned_lanes.unwrap_or_default().wanted.into()),
+    line(Type::Gauge, "culvert_line_in_use", "1 while the line carries payloads to the peer.", Read::LineNow(|line| u64::from(line.state == LineState::InUse).into())),
+    line(Type::Gauge, "culvert_line_suspect", "1 while packets leave the line for others: it is suspect, or none of its lanes is up.", Read::LineNow(|line| u64::from(line.state <= LineState::Suspect).into())),
+    line(Type::Gauge, "culvert_line_lanes", "Lanes on the line that carry payloads.", Read::LineNow(|line| line.lanes_up.into())),
+    line(Type::Gauge, "culvert_line_rtt_seconds", "Smoothed round-trip time of a lane on the line; 0 while it is not known.", Read::LineNow(|line| line.rtt_seconds.unwrap_or(0.0).into())),
+    line(Type::Counter, "culvert_line_packets_sent_total", "QUIC packets sent to the peer on lanes of the line.", Read::Line(|line| line.sent_packets.into())),
+    line(Type::Counter, "culvert_line_packets_lost_total", "Those of them that were lost, without those that were acknowledged later.", Read::Line(|line| line.lost_packets.into())),
+    line(Type::Counter, "culvert_line_sent_bytes_total", "Bytes of UDP payload sent to the peer on lanes of the line.", Read::Line(|line| line.sent_bytes.into())),
+    line(Type::Counter, "culvert_line_received_bytes_total", "Bytes of UDP payload received from the peer on lanes of the line.", Read::Line(|line| line.received_bytes.into())),
     peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt_seconds.unwrap_or(0.0).into()),
     peer(Type::Gauge, "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.", |it| streams(it, |streams| streams.window_bytes)),
     peer(Type::Gauge, "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.", |it| streams(it, |streams| streams.pacing_bytes_per_second)),
@@ -435,6 +454,20 @@ impl Family {
                 let none = RepairStatus::default();
                 for (label, peer) in peers().iter().filter(|(_, peer)| peer.ever.repair.is_some()) {
                     out.add(&[label], read(peer.now.repair.as_ref().unwrap_or(&none)));
+                }
+            }
+            Read::LineNow(read) => {
+                let none = LineStatus::default();
+                for (label, peer) in peers().iter() {
+                    for line in &peer.ever.lines {
+                        let now = peer.now.lines.iter().find(|now| now.number == line.number);
+                        out.add(&[label, &line.name], read(now.unwrap_or(&none)));
+                    }
+                }
+            }
+            Read::Line(read) => {
+                for (label, peer) in peers().iter() {
+                    peer.ever.lines.iter().for_each(|line| out.add(&[label, &line.name], read(line)));
                 }
             }
             Read::ServiceNow(read) => {

@@ -6,7 +6,9 @@ use base::{counts::PerKind, ids::PeerId};
 use net::UdpRole;
 
 use crate::{
-    status::{FlowStatus, LaneStatus, RouteStatus, SocketStatus, StreamConnectionStatus, TunStatus},
+    status::{
+        FlowStatus, LaneStatus, RouteStatus, SocketStatus, StreamConnectionStatus, TalkerStatus, TunStatus,
+    },
     worker::report::{
         answers::Answers,
         inbox::{Command, Inbox},
@@ -25,6 +27,8 @@ pub struct Asks {
     pub lane: Option<u8>,
     /// Which inner prefixes; `None`: none of them.
     pub routes: Option<AskedRoutes>,
+    /// Whether it is asked who talks to whom inside.
+    pub talkers: bool,
     /// Whether what was last published is recent enough: publishing visits all peers, and who asks all day should not cause that.
     pub as_published: bool,
 }
@@ -60,6 +64,8 @@ pub struct WorkerView {
     pub sockets: PerKind<UdpRole, SocketStatus>,
     /// Prefixes of the TUN device, at the first worker, if they were asked for.
     pub routes: Vec<RouteStatus>,
+    /// The pairs of addresses that have carried most, if they were asked for.
+    pub talkers: Vec<TalkerStatus>,
     /// The worker's queue of the TUN device, without the values that only the kernel knows.
     pub tun: Option<TunStatus>,
 }

@@ -2,7 +2,7 @@
 //!
 //! | question | file |
 //! |---|---|
-//! | counters and snapshots | `stats.rs`; who reads them: `publication.rs`; metrics: `families.rs` |
+//! | counters and snapshots | `stats.rs`, by line: `lines.rs`; who reads them: `publication.rs`; metrics: `families.rs` |
 //! | commands to a worker | `inbox.rs`; the answers of all workers: `answers.rs` |
 //! | what `culvert status PEER` asks | `inspection_request.rs`; its list of TCP forwards, and the end of one: `forwards_request.rs` |
 
@@ -23,6 +23,7 @@ pub(crate) mod families;
 pub(crate) mod forwards_request;
 pub(crate) mod inbox;
 pub(crate) mod inspection_request;
+pub(crate) mod lines;
 pub(crate) mod publication;
 pub(crate) mod stats;
 

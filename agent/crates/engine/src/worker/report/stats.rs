@@ -10,14 +10,14 @@ use std::{
 
 use base::{
     counts::{Counts, PerKind},
-    ids::{LaneRef, PeerId},
+    ids::PeerId,
     panics::lock,
 };
 use config::OPEN_LABEL;
 use dataplane::{
     forward::tun::TunTotals,
     hand_off::Content,
-    lanes::LaneStage,
+    lanes::{LaneSlot, LaneStage},
     peer::Suspicion,
     relay::{DatagramRelay, Direction, DropCounts, FlowEnd, ReportCount},
     socket_stats::SocketStats,
@@ -36,7 +36,10 @@ use crate::{
     origin::PeerOrigin,
     peer::refused,
     status::{PeerStatus, add_lane},
-    worker::report::inbox::{Command, Inbox},
+    worker::report::{
+        inbox::{Command, Inbox},
+        lines::LineSums,
+    },
 };
 
 /// Counts of handshakes at this end.
@@ -68,6 +71,8 @@ pub(crate) struct TcpTotals {
 #[derive(Debug, Default)]
 pub(crate) struct RetiredLanes {
     by_peer: Vec<LaneStats>,
+    /// Of peers with several lines, by line.
+    by_line: BTreeMap<PeerId, LineSums>,
     /// Sum over peers whose slot was given up.
     pub(crate) of_removed: LaneStats,
     pub(crate) by_index: Vec<LaneBytes>,
@@ -93,8 +98,11 @@ impl LaneBytes {
 }
 
 impl RetiredLanes {
-    pub(crate) fn add(&mut self, LaneRef { peer, lane }: LaneRef, stats: &LaneStats) {
-        let (slot, index) = (peer.0 as usize, usize::from(lane));
+    pub(crate) fn add(&mut self, lane: &LaneSlot) {
+        let (slot, index, stats) = (lane.peer.0 as usize, usize::from(lane.index), lane.core.stats());
+        if let Some(line) = lane.line {
+            self.by_line.entry(lane.peer).or_default().retire(line, stats);
+        }
         if self.by_peer.len() <= slot {
             self.by_peer.resize_with(slot + 1, LaneStats::default);
         }
@@ -109,8 +117,14 @@ impl RetiredLanes {
         self.by_peer.get(peer.0 as usize).copied().unwrap_or_default()
     }
 
+    /// The counts of a peer by its lines; empty if it never had several.
+    pub(crate) fn lines_of(&self, peer: PeerId) -> LineSums {
+        self.by_line.get(&peer).cloned().unwrap_or_default()
+    }
+
     /// Moves the counts of a peer whose slot is given up to the sum.
     pub(crate) fn merge(&mut self, peer: PeerId) {
+        self.by_line.remove(&peer);
         if let Some(stats) = self.by_peer.get_mut(peer.0 as usize) {
             add_lane(&mut self.of_removed, &std::mem::take(stats));
         }

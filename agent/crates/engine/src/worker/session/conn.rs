@@ -64,6 +64,7 @@ impl Sessions {
             ToOwner::ListenerMoved => conn.listener_moved(),
             ToOwner::Heard => conn.heard(),
             ToOwner::Lane(opening, event) => conn.lane_event(opening, event, now),
+            ToOwner::Line(line, event) => conn.line_event(line, event, now),
         }
     }
 }

@@ -14,7 +14,7 @@ use gate::{
 use net::Token;
 use quinn_proto::{ConnectionError, ConnectionHandle, Side};
 use rand::{RngExt, rngs::StdRng, seq::IndexedRandom};
-use wire::messages::CloseReason;
+use wire::{line::MOST_LINES, messages::CloseReason};
 use zeroize::Zeroizing;
 
 use crate::{
@@ -90,7 +90,8 @@ impl Sessions {
         self.dial(cx, id, now);
     }
 
-    /// Dials a peer at `remote`, as a `fallback` by X25519 alone.
+    /// Dials a peer at `remote`, as a `fallback` by X25519 alone: on all lines at once if the host has several, so that a dead one delays
+    /// nothing.
     fn dial_address(
         &mut self,
         cx: &mut Context,
@@ -99,26 +100,52 @@ impl Sessions {
         fallback: bool,
         now: Instant,
     ) {
-        let Some(client) = self.client_config(cx, id, remote, None, fallback, now) else { return };
-        let Some(peer) = cx.peers.get_mut(id) else { return };
+        let lines = u8::try_from(cx.sockets.factory.uplinks().len()).unwrap_or(MOST_LINES);
+        if let Some(peer) = cx.peers.get_mut(id) {
+            peer.dialler.set_lines(lines.into());
+        }
+        let any = match lines {
+            0 => self.dial_on(cx, id, remote, None, fallback, now),
+            lines => {
+                let dialled =
+                    (0..lines).filter(|line| self.dial_on(cx, id, remote, Some(*line), fallback, now));
+                dialled.count() > 0
+            }
+        };
+        if let Some(peer) = cx.peers.get_mut(id).filter(|_| !any) {
+            // The host may lack one address family and have the other.
+            peer.dialler.failed(now);
+        }
+    }
+
+    /// Dials a peer at `remote` on a line. False if there is no socket for that.
+    fn dial_on(
+        &mut self,
+        cx: &mut Context,
+        id: PeerId,
+        remote: SocketAddr,
+        line: Option<u8>,
+        fallback: bool,
+        now: Instant,
+    ) -> bool {
+        let Some(client) = self.client_config(cx, id, remote, None, fallback, now) else { return true };
+        let Some(peer) = cx.peers.get_mut(id) else { return true };
         let name = Arc::clone(peer.name());
-        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote) {
+        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, remote, line) {
             Ok(underlay) => underlay,
             Err(error) => {
                 let reason = format!("cannot open a socket to {remote}: {error}");
                 peer.reach.fail(reason, causes::NO_ROUTE, now);
-                // The host may lack one address family and have the other.
-                peer.dialler.failed(now);
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
-                    tracing::warn!(peer = &*name, %remote, %error, suppressed = base::throttle::counted(suppressed), "cannot open a socket to the peer");
+                    tracing::warn!(peer = &*name, %remote, line, %error, suppressed = base::throttle::counted(suppressed), "cannot open a socket to the peer");
                 }
-                return;
+                return false;
             }
         };
         peer.reach.dials(remote);
         let Some(handle) = self.control.dial(id, remote, underlay, client, now) else {
             cx.sockets.factory.close_underlay(&mut cx.sockets.underlays, underlay);
-            return;
+            return true;
         };
         self.control.set_congestion(handle, &peer.data.config, cx.hub.rate(id), now);
         if peer.dialler.is_first() {
@@ -140,6 +167,7 @@ impl Sessions {
             let failure = cx.no_answer(id, "no answer", now);
             cx.report_failure(id, failure, now);
         }
+        true
     }
 
     /// Makes the configuration of an attempt to connect to a peer: the keys to expect, the transport, and a fresh knock.

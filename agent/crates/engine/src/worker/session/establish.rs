@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Instant};
 
-use dataplane::lanes::Openings;
+use dataplane::{lanes::Openings, lines::LineWatch};
 use quinn_proto::{ConnectionHandle, Side};
 use rand::RngExt;
 use wire::messages::{CloseReason, Hello};
@@ -37,6 +37,7 @@ impl Sessions {
         let connection = self.control.get(handle)?;
         let (peer, key, dialled) =
             (connection.identity.peer()?, connection.identity.key()?, connection.side() == Side::Client);
+        let (wanted, lines) = self.wanted_lanes(cx, peer, &hello, dialled);
         let agreed = Arc::new(Connected {
             peer,
             session: cx.hub.name_session(),
@@ -47,7 +48,8 @@ impl Sessions {
             // A connection without a name is closing, so no stream connection can join it.
             name: connection.session_name().unwrap_or_else(|| cx.rng.random()),
             software: hello.software.as_str().into(),
-            wanted: self.wanted_lanes(cx, peer, &hello, dialled),
+            wanted,
+            lines: lines.map(Arc::new),
             hello,
             begun: connection.begun(),
             since: now,
@@ -121,7 +123,10 @@ impl Sessions {
             key_exchange: connection.and_then(ControlConnection::key_exchange),
             services: hello.services.clone(),
             proofs: hello.preshared_keys.clone(),
-            openings: Openings::new(*wanted),
+            openings: Openings::new(*wanted).with_lines(agreed.lines.clone()),
+            line_watch: LineWatch::default(),
+            lines_unheard: 0,
+            lines_asked: None,
             agreed: Arc::clone(agreed),
             pinged: now,
             here_sent: None,

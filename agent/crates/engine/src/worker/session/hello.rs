@@ -15,8 +15,10 @@
 use std::time::Instant;
 
 use base::ids::PeerId;
+use config::Uplink;
 use dataplane::{
     lanes::pool,
+    lines::Lines,
     relay::{DropReason, FlowEnd},
 };
 use gate::{
@@ -25,7 +27,10 @@ use gate::{
     refusals::{Refusal, Why},
 };
 use quinn_proto::{ConnectionHandle, Side};
-use wire::messages::{self, CloseReason, Hello, Message, MessageError, MessageFault};
+use wire::{
+    line::MOST_LINES,
+    messages::{self, CloseReason, Hello, Message, MessageError, MessageFault},
+};
 
 use crate::{
     control::liveness::{MOST_CROSSING, hello_delay},
@@ -43,15 +48,32 @@ use crate::{
 };
 
 impl Sessions {
-    /// The number of lanes that a session with a peer that sent this hello is to have.
-    pub(crate) fn wanted_lanes(&self, cx: &Context, id: PeerId, hello: &Hello, dialled: bool) -> u8 {
+    /// The number of lanes that a session with a peer that sent this hello is to have, and the lines that they are spread over if we have
+    /// several.
+    pub(crate) fn wanted_lanes(
+        &self,
+        cx: &Context,
+        id: PeerId,
+        hello: &Hello,
+        dialled: bool,
+    ) -> (u8, Option<Lines>) {
         let most = hello.max_lanes.min(self.most_lanes);
         if !dialled {
             // The dialler decides, and its requests will tell.
-            return u8::from(most > 0);
+            return (u8::from(most > 0), None);
         }
         let configured = cx.peers.get(id).map_or(0, |peer| peer.data.config.lanes);
-        pool::wanted(configured, u32::from(cx.id.count), u32::from(hello.workers), u32::from(most))
+        let wanted =
+            pool::wanted(configured, u32::from(cx.id.count), u32::from(hello.workers), u32::from(most));
+        let uplinks = cx.sockets.factory.uplinks();
+        if uplinks.is_empty() || wanted == 0 {
+            return (wanted, None);
+        }
+        // Rather fewer lanes for each line than a line without one; with fewer lanes than lines, the first lines have one.
+        let lines = u8::try_from(uplinks.len()).unwrap_or(MOST_LINES).min(most);
+        let each = wanted.min(most / lines);
+        let terms = uplinks.iter().take(lines.into()).map(Uplink::terms);
+        (each * lines, Some(Lines::with(each, terms)))
     }
 
     /// Charges the peer behind a connection for a control message. Beyond its allowance the connection is closed, and the result is

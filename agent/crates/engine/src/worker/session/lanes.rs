@@ -15,7 +15,7 @@ use quic_core::{ConnectionId, HEADER_LEN, Suite, TAG_LEN};
 use quinn_proto::{ConnectionHandle, Side};
 use wire::{
     cid::SERVER_ID_AT,
-    messages::{LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
+    messages::{Features, LaneCloseCause, LaneEnd, LaneOffer, LaneRefusal, Message},
 };
 use zeroize::Zeroizing;
 
@@ -56,8 +56,21 @@ impl Conn<'_> {
         let epoch = self.session.openings.ask(index, cid, key, now);
         // Until the answer comes, the timer checks whether the peer is alive.
         self.cx.timers.arm(Timer::Pool(self.data.id), now + LEAST_SILENCE);
-        let offer = LaneOffer { lane: index, epoch, connection_id: cid.0, preshared_key };
+        // An end that does not know lines sends on all lanes alike.
+        let knows_lines = self.session.agreed.hello.features.contains(Features::LINES);
+        let lines = self.session.openings.lines.as_ref().filter(|_| knows_lines);
+        let line = lines.and_then(|lines| lines.offer(index));
+        let offer = LaneOffer { lane: index, epoch, connection_id: cid.0, preshared_key, line };
         self.control.send(&Message::LaneOpen(offer));
+    }
+
+    /// Notes the line of a lane that the dialler asks for. False if that contradicts what it said before, or is there for some lanes only.
+    pub(super) fn line_fits(&mut self, offer: &LaneOffer) -> bool {
+        let openings = &mut self.session.openings;
+        match &offer.line {
+            Some(line) => openings.learn_line(offer.lane, line),
+            None => openings.lines.is_none(),
+        }
     }
 
     /// Handles the dialler's request for a lane: accepts it, or refuses it with a reason.
@@ -85,7 +98,7 @@ impl Conn<'_> {
         let terms = LaneTerms { local, remote: ConnectionId(offer.connection_id), key };
         if self.place_lane(of, terms, port, now) {
             // The lane host receives the request before the first packet of the lane can come.
-            let answer = LaneOffer { connection_id: local.0, preshared_key: None, ..*offer };
+            let answer = LaneOffer { connection_id: local.0, preshared_key: None, line: None, ..*offer };
             self.control.send(&Message::LaneAccept(answer));
         }
     }
@@ -116,9 +129,10 @@ impl Conn<'_> {
         self.cx.hub.note_heard(self.data.id, now);
         self.heard();
         let remote = self.control.path().destination;
-        let port = match opening.index {
-            0 => LanePort::Shared(self.control.underlay, Some(remote)),
-            _ => LanePort::Dial(remote),
+        let line = self.session.openings.lines.as_ref().map(|lines| lines.of_lane(opening.index));
+        let port = match (opening.index, line) {
+            (0, None) => LanePort::Shared(self.control.underlay, Some(remote)),
+            _ => LanePort::Dial(remote, line),
         };
         let of = OpeningId { index: opening.index, epoch: opening.epoch };
         let remote = ConnectionId(offer.connection_id);
@@ -162,6 +176,7 @@ impl Conn<'_> {
             budget: self.packet_budget().bytes,
             largest: self.largest_packet().into(),
             port,
+            line: self.session.openings.lines.as_ref().map(|lines| lines.of_lane(of.index)),
         };
         self.session.openings.placed(of.index, of.epoch, now);
         self.broadcast_lanes();
@@ -206,6 +221,7 @@ impl Conn<'_> {
             LaneEvent::Up => {
                 openings.up(of.index, of.epoch);
                 self.broadcast_lanes();
+                self.line_of_lane_is_heard(of, now);
             }
             LaneEvent::Carries(found) => {
                 openings.carries(of.index, of.epoch, found);
@@ -218,6 +234,7 @@ impl Conn<'_> {
                     self.broadcast_lanes();
                 }
             }
+            LaneEvent::Quiet(silence) => self.lane_is_quiet(of, silence, now),
             LaneEvent::Silent { silence, limit } => self.lane_is_silent(of, silence, limit, now),
         }
     }
@@ -321,13 +338,13 @@ impl Conn<'_> {
             self.suspect(Suspicion::Unresponsive, true);
         } else if is_up {
             // A lane that is being validated has the time of the validation.
-            self.lane_is_dead(of, now);
+            self.lane_is_dead(of, silence, now);
         }
     }
 
     /// Handles a dead lane of a peer that other lanes reach: its flows take another lane. The dialler requests it again. The listener
     /// asks the dialler to, which does not notice if it has no packets outstanding on the lane.
-    fn lane_is_dead(&mut self, of: OpeningId, now: Instant) {
+    fn lane_is_dead(&mut self, of: OpeningId, silence: Duration, now: Instant) {
         let dialled = self.session.agreed.dialled;
         if !self.session.openings.lost(of.index, of.epoch, now) {
             return;
@@ -339,6 +356,7 @@ impl Conn<'_> {
         );
         self.drain_at_host(of);
         self.broadcast_lanes();
+        self.line_of_lane_is_dead(of, silence, now);
         if dialled {
             self.cx.totals.lanes_reopened[LaneReopening::Unresponsive] += 1;
             self.ask_for_lane(of.index, now);
@@ -373,9 +391,10 @@ impl Conn<'_> {
     }
 
     /// Tells all workers which lanes are up, and the limit on packets.
-    fn broadcast_lanes(&mut self) {
-        let (of, up, wanted) = (self.of(), self.session.openings.mask(), self.session.openings.wanted);
-        self.cx.broadcast(|| WorkerMessage::LanesUp { of, up, wanted });
+    pub(super) fn broadcast_lanes(&mut self) {
+        let (of, openings) = (self.of(), &self.session.openings);
+        let (up, wanted, lines) = (openings.mask(), openings.wanted, openings.lines.clone());
+        self.cx.broadcast(|| WorkerMessage::LanesUp { of, up, wanted, lines: lines.clone() });
         self.broadcast_budget();
     }
 

@@ -7,6 +7,7 @@ use dataplane::{
     budget::Budget,
     hand_off::Kind,
     lanes::{LaneId, Plain, Pool},
+    lines::{LinePool, Lines},
     peer::{Link, Suspicions},
     relay::{DropReason, NO_LANE, Origin, Settlement},
 };
@@ -161,12 +162,13 @@ impl Context {
         }
     }
 
-    /// Notes which lanes of a session are up, as bits, and how many are wanted.
-    pub(crate) fn set_lanes(&mut self, of: SessionRef, up: u64, wanted: u8) {
+    /// Notes which lanes of a session are up, as bits, how many are wanted, and the lines that they are on.
+    pub(crate) fn set_lanes(&mut self, of: SessionRef, up: u64, wanted: u8, lines: Option<Arc<Lines>>) {
         let Some(link) = self.peers.link_named(of) else { return };
         let more = up & !link.pool.up != 0;
         let resized = wanted != link.pool.wanted;
         link.pool.up = up;
+        link.pool.lines = lines.map(|lines| LinePool::new(lines, up));
         if !link.is_standard() {
             link.pool.wanted = wanted;
         }

@@ -15,9 +15,12 @@ use crate::{
     hub::{ToOwner, WorkerMessage},
     peer::Session,
     worker::{
-        context::{Context, Effect, timer::HOUSEKEEPING_INTERVAL},
+        context::{
+            Context, Effect,
+            timer::{HOUSEKEEPING_INTERVAL, Timer},
+        },
         lanes::host::TELL_INTERVAL,
-        session::{Conn, Sessions},
+        session::{Conn, Sessions, lines::SEEK_INTERVAL},
     },
 };
 
@@ -241,6 +244,9 @@ impl Context {
     }
 
     fn became_unresponsive(&mut self, of: SessionRef, now: Instant) {
+        if self.peers.link_named(of).is_some_and(|link| link.pool.lines.is_some()) {
+            self.timers.arm(Timer::Lines(of.peer), now + SEEK_INTERVAL);
+        }
         if self.hub.silence(of.peer, now).is_some_and(|silence| silence < LEAST_SILENCE) {
             // The peer was heard while the message was under way.
             self.tell_owner(of, ToOwner::Heard);

@@ -26,7 +26,13 @@ impl Sessions {
         let Some(mut conn) = self.conn_on(cx, handle) else { return };
         let (of, side) = (conn.of(), conn.control.side());
         match message {
-            Message::LaneOpen(offer) if side == Side::Server => conn.lane_asked(&offer, now),
+            Message::LaneOpen(offer) if side == Side::Server => {
+                if conn.line_fits(&offer) {
+                    conn.lane_asked(&offer, now);
+                } else {
+                    self.out_of_order(cx, handle, now);
+                }
+            }
             Message::LaneAccept(offer) if side == Side::Client => conn.lane_accepted(&offer, now),
             Message::LaneRefuse(end) if side == Side::Client => conn.lane_refused(&end, now),
             Message::LaneClose(end) => conn.lane_closed(&end, now),
@@ -49,6 +55,11 @@ impl Sessions {
             Message::Leave if side == Side::Client => {
                 conn.session.leaving = true;
                 conn.suspect(Suspicion::Leaving, true);
+            }
+            Message::LineState(state) => {
+                if !conn.line_stated(&state, now) {
+                    self.out_of_order(cx, handle, now);
+                }
             }
             Message::StreamsWanted if side == Side::Client => self.peer_wants_streams(cx, of.peer, now),
             Message::ServicesChanged(services) => {

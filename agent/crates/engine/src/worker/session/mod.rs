@@ -6,7 +6,7 @@
 //! | a session in hand for an event on it; what other workers say of it | `conn.rs` |
 //! | messages of a connected peer; what it is told | `messages.rs`; `announce.rs` |
 //! | the link to a peer at each worker, while it has a session | `links.rs` |
-//! | the lanes of a session that this worker owns | `lanes.rs` |
+//! | the lanes of a session that this worker owns | `lanes.rs`; its lines: `lines.rs` |
 //! | the preshared key that both ends use | `preshared.rs` |
 //! | dialling, and the log lines when it fails | `dial.rs` |
 //! | liveness of a session, its keepalives, forwards that wait for the peer | `liveness.rs` |
@@ -52,6 +52,7 @@ pub(crate) mod ending;
 mod establish;
 pub(crate) mod hello;
 pub(crate) mod lanes;
+mod lines;
 pub(crate) mod links;
 pub(crate) mod liveness;
 mod messages;
@@ -172,6 +173,8 @@ impl Sessions {
             key_exchange,
             // Of the daemon around the workers.
             advertise: _,
+            // By the sockets and the sessions (`Worker::configured`).
+            uplinks: _,
             // At a restart.
             listen: _, workers: _, pin_cpus: _, gso: _, mark: _, max_packet: _, server_id: _,
         } = transport;

@@ -45,6 +45,7 @@ impl DataPlane {
                     sessions.conn(cx, *id).and_then(|mut conn| conn.send_plain(now))
             {
                 taken |= took;
+                sessions.note_plain_way(cx, *id);
                 cx.watch_plain_repair(*id);
                 // The frames are gone: the peer's queue behind them comes next.
                 if !blocked {
@@ -55,6 +56,20 @@ impl DataPlane {
         });
         self.plain_peers = peers;
         taken
+    }
+}
+
+impl Sessions {
+    /// Notes whether what a peer in standard mode gets goes over TCP: then it is not repaired.
+    fn note_plain_way(&self, cx: &mut Context, id: PeerId) {
+        let control = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
+        let Some(control) = control else { return };
+        let underlay = cx.sockets.underlays.get(control.underlay);
+        let is_over_tcp = underlay.is_some_and(|it| it.is_over_tcp(&control.path().destination));
+        let plain = cx.peers.get_mut(id).and_then(|peer| peer.data.link.as_mut()?.plain.as_mut());
+        if let Some(plain) = plain {
+            plain.is_over_tcp = is_over_tcp;
+        }
     }
 }
 

@@ -5,14 +5,18 @@ use std::{sync::Arc, time::Instant};
 use base::{counts::Counts, ids::PeerId};
 use dataplane::relay::Direction;
 use gate::{OwnKey, refusals::AtCeilings, suite::Group};
+use net::{
+    carrier::{client_of, is_stream},
+    way::{Because, Over, Taken},
+};
 use wire::messages::Features;
 
 use crate::{
     control::connections::StreamConnection,
     peer::Peer,
     status::{
-        Accounting, ContestedStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, QuotaStatus,
-        SendError, StreamConnectionStatus, StreamsStatus, add_some,
+        Accounting, CarrierError, ContestedStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus,
+        QuotaStatus, SendError, StreamConnectionStatus, StreamsStatus, WayStatus, add_some,
     },
     worker::{
         context::{
@@ -89,6 +93,28 @@ impl Sessions {
         of_peers
     }
 
+    /// What carries the packets of a peer's control connection.
+    fn way_of(&self, cx: &Context, peer: &Peer, now: Instant) -> Option<WayStatus> {
+        let session = peer.session.as_ref().filter(|_| peer.data.is_reachable())?;
+        let control = self.control.get(session.handle)?;
+        let began = session.agreed.since;
+        if !peer.data.link.as_ref().is_some_and(|link| link.dialled) {
+            let changed = peer.reach.last_way().filter(|at| *at > began);
+            let is_stream = is_stream(&control.path().destination);
+            return Some(WayStatus::of_dialler(is_stream, changed.unwrap_or(began), now));
+        }
+        let underlay = cx.sockets.underlays.get(control.underlay)?;
+        let plain = Taken { over: Over::Udp, because: Because::Dialled, since: None };
+        Some(WayStatus::of(&underlay.socket.taken().unwrap_or(plain), began, now))
+    }
+
+    /// Why no carrier could be opened to a peer last.
+    fn carrier_error(cx: &Context, peer: &Peer, now: Instant) -> Option<CarrierError> {
+        let (at, reason) = cx.sockets.factory.carrier_failure(peer.name())?;
+        let age_seconds = now.saturating_duration_since(at).as_secs_f64();
+        Some(CarrierError { age_seconds, reason: reason.as_ref().to_owned() })
+    }
+
     /// The number of refusals at each limit. Those of flows to the decoy and of send buffers were reported just before.
     pub(crate) fn limit_reached(&self, cx: &Context, sums: &RelaySums) -> Counts<Ceiling> {
         let mut reached = cx.stats.ceilings.counts;
@@ -132,7 +158,9 @@ impl Sessions {
                 None if peer.data.config.endpoints.is_empty() => PeerState::Waiting,
                 None => PeerState::Dialling,
             },
-            address: remote.or_else(|| peer.reach.dialled()),
+            address: remote.map(client_of).or_else(|| peer.reach.dialled()),
+            way: self.way_of(cx, peer, now),
+            carrier_error: Self::carrier_error(cx, peer, now),
             since_seconds: session
                 .map(|session| session.agreed.since)
                 .or_else(|| peer.reach.last_session())
@@ -151,6 +179,7 @@ impl Sessions {
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
             rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),
             lanes_up: of_peer.lanes_up,
+            lines: cx.lines_of(peer, &of_peer.lines),
             flows: relay.flows.len(),
             tcp_streams: peer.forwards.here,
             tcp: peer.forwards.carried.clone(),
@@ -195,7 +224,7 @@ impl Sessions {
                 .failure()
                 .map(|(at, failure)| LastError { age_seconds: since(*at), failure: Arc::clone(failure) }),
             contested: of_peer.contested.map(|found| ContestedStatus {
-                addresses: found.addresses.map(|address| address.to_string()).into(),
+                addresses: found.addresses.map(|address| client_of(address).to_string()).into(),
                 age_seconds: since(found.at),
             }),
             send_error: peer.reach.kernel_refusal().map(|refused| SendError {

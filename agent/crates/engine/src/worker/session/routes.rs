@@ -8,11 +8,21 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::ids::PeerId;
+use base::ids::{PeerId, SessionRef};
 use dataplane::{forward::Local, lanes::UnderlayId, relay::Origin};
+use net::carrier::{client_of, is_stream};
 use quinn_proto::ConnectionHandle;
+use wire::messages::Message;
 
-use crate::worker::{context::Context, report::stats::PathMove, session::Sessions};
+use crate::{
+    control::connections::{Stage, StreamConnection},
+    hub::{LineEvent, ToOwner},
+    worker::{
+        context::{Context, timer::Timer},
+        report::stats::PathMove,
+        session::Sessions,
+    },
+};
 
 /// After a socket to a service was replaced in vain, none is replaced for this long.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(100);
@@ -25,6 +35,7 @@ impl Sessions {
             let of_lane = lane.map(|(_, slot)| slot.peer);
             let connection = || self.control.iter().find(|connection| connection.underlay == underlay);
             if let Some(peer) = of_lane.or_else(|| connection()?.identity.peer()) {
+                cx.note_unreachable_line(peer, underlay, now);
                 self.follow_route(cx, peer, now);
             }
         }
@@ -45,6 +56,8 @@ impl Sessions {
                     (moves, moved) = (moves + 1, Some(addresses));
                     self.socket_moved(cx, underlay);
                 }
+                // The others carry on, and the line is suspect.
+                Err(_) if cx.sockets.underlays.get(underlay).is_some_and(|it| it.line.is_some()) => {}
                 Err(error) => cx.report_no_route(id, remote, &error, now),
             }
         }
@@ -58,6 +71,69 @@ impl Sessions {
             );
         }
         true
+    }
+
+    /// Moves the connections of a dialled session at this worker off lines that are worse than the best one, once a second at most
+    /// unless the kernel has no way for what they send. Those whose handshake is under way follow when they are up: QUIC has no migration
+    /// before (RFC 9000 §9).
+    pub(crate) fn follow_lines(&mut self, cx: &mut Context, of: SessionRef, now: Instant) {
+        let link = cx.peers.link(of.peer).filter(|link| link.session == of.session && link.dialled);
+        let Some(link) = link else { return };
+        let Some(lines) = &link.pool.lines else { return };
+        let better = |underlay| {
+            let on = cx.sockets.underlays.get(underlay)?.line?;
+            Some((on, lines.better_than(on)?))
+        };
+        let connections = self
+            .connections_towards(cx, of.peer, |stream| matches!(stream.stage, Stage::Up | Stage::Releasing));
+        let moves =
+            connections.into_iter().filter_map(|(underlay, to)| Some((underlay, to, better(underlay)?)));
+        let moves: Vec<_> = moves.collect();
+        let Some(reach) = cx.peers.get(of.peer).map(|peer| &peer.reach) else { return };
+        let (put_off, moves): (Vec<_>, Vec<_>) =
+            moves.into_iter().partition(|(_, _, (on, _))| reach.stays_on(*on, now).is_some());
+        let again = put_off.iter().filter_map(|(_, _, (on, _))| reach.stays_on(*on, now)).min();
+        if let Some(at) = again {
+            cx.timers.arm(Timer::FollowLines(of.peer), at);
+        }
+        for (underlay, remote, (_, line)) in moves {
+            match cx.sockets.factory.change_line(&mut cx.sockets.underlays, underlay, remote, line) {
+                Ok(false) => {}
+                Ok(true) => {
+                    cx.stats.totals.path_moves[PathMove::Socket] += 1;
+                    self.socket_moved(cx, underlay);
+                    self.show_address(underlay);
+                    if let Some(peer) = cx.peers.get_mut(of.peer) {
+                        peer.reach.line_moves(now);
+                    }
+                }
+                Err(error) => cx.report_no_route(of.peer, remote, &error, now),
+            }
+        }
+    }
+
+    /// Has the far end learn the address of the connections on a socket with as few packets as possible: it may send there three times
+    /// what it received.
+    fn show_address(&mut self, underlay: UnderlayId) {
+        for handle in self.control.handles() {
+            if self.control.get(handle).is_some_and(|connection| connection.underlay == underlay) {
+                self.control.send(handle, &Message::Here);
+            }
+        }
+    }
+
+    /// The sockets of a peer's control connection and of these stream connections at this worker, and the address to which each sends.
+    fn connections_towards(
+        &self,
+        cx: &Context,
+        id: PeerId,
+        counts: impl Fn(&&StreamConnection) -> bool,
+    ) -> Vec<(UnderlayId, SocketAddr)> {
+        let session = cx.peers.session(id).map(|session| session.handle);
+        let streams = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all).filter(counts);
+        let handles = session.into_iter().chain(streams.map(|stream| stream.handle));
+        let connections = handles.filter_map(|handle| self.control.get(handle));
+        connections.map(|connection| (connection.underlay, connection.path().destination)).collect()
     }
 
     /// Has the sockets of a dialled session try their other way to the peer. Returns whether any has one.
@@ -96,14 +172,10 @@ impl Sessions {
 
     /// The sockets of a peer's session at this worker, and the address to which each sends.
     fn sockets_towards(&self, cx: &Context, id: PeerId) -> Vec<(UnderlayId, SocketAddr)> {
-        let session = cx.peers.session(id).and_then(|session| self.control.get(session.handle));
-        let control = session.map(|connection| (connection.underlay, connection.path().destination));
         let lanes = cx.sockets.lanes.iter().filter(|(_, slot)| slot.peer == id && slot.is_up());
         let lanes = lanes.filter_map(|(_, slot)| Some((slot.underlay, slot.path()?.destination)));
-        let streams = cx.peers.get(id).into_iter().flat_map(|peer| &peer.streams.all);
-        let streams = streams.filter_map(|stream| self.control.get(stream.handle));
-        let streams = streams.map(|connection| (connection.underlay, connection.path().destination));
-        let mut sockets: Vec<_> = control.into_iter().chain(lanes).chain(streams).collect();
+        let mut sockets: Vec<_> =
+            self.connections_towards(cx, id, |_| true).into_iter().chain(lanes).collect();
         sockets.sort_unstable_by_key(|(underlay, _)| *underlay);
         sockets.dedup_by_key(|(underlay, _)| *underlay);
         sockets
@@ -145,10 +217,13 @@ impl Sessions {
     ) {
         cx.stats.totals.path_moves[PathMove::Control] += 1;
         let Some(id) = self.peer_of(handle) else { return };
-        if let Some(peer) = cx.peers.get_mut(id)
-            && let Some(suppressed) = peer.throttles.moved.allow(now)
-        {
-            tracing::info!(peer = &**peer.name(), %from, %to, suppressed = base::throttle::counted(suppressed), "the peer's address changed");
+        let Some(peer) = cx.peers.get_mut(id) else { return };
+        if is_stream(&from) != is_stream(&to) {
+            peer.reach.way_changed(now);
+        }
+        if let Some(suppressed) = peer.throttles.moved.allow(now) {
+            let (over_tcp, from, to) = (is_stream(&to), client_of(from), client_of(to));
+            tracing::info!(peer = &**peer.name(), %from, %to, over_tcp, suppressed = base::throttle::counted(suppressed), "the peer's address changed");
         }
     }
 }
@@ -182,6 +257,17 @@ impl Context {
             {
                 self.sockets.locals.renewed = Some(now);
             }
+        }
+    }
+
+    /// Tells the owner of a peer's session if a socket whose packets have no way is on one of several lines.
+    fn note_unreachable_line(&mut self, id: PeerId, underlay: UnderlayId, now: Instant) {
+        let line = self.sockets.underlays.get(underlay).and_then(|underlay| underlay.line);
+        if let (Some(peer), Some(line)) = (self.peers.get_mut(id), line) {
+            peer.reach.line_refuses(line, now);
+        }
+        if let Some((of, line)) = self.peers.linked(id).zip(line) {
+            self.tell_owner(of, ToOwner::Line(line, LineEvent::Unreachable));
         }
     }
 

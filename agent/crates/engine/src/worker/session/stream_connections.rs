@@ -127,9 +127,15 @@ impl Sessions {
         self.note_carrier(cx, id);
     }
 
+    /// The line of this host that a session's control connection is on, if the host has several.
+    fn line_of_session(&self, cx: &Context, id: PeerId) -> Option<u8> {
+        let connection = self.control.get(cx.peers.session(id)?.handle)?;
+        cx.sockets.underlays.get(connection.underlay)?.line
+    }
+
     /// Has missing stream connections dialled if they are wanted, as many at a time as a listener accepts.
     pub(crate) fn open_stream_connections(&mut self, cx: &mut Context, id: PeerId, now: Instant) {
-        let stopping = cx.stopping;
+        let (stopping, line) = (cx.stopping, self.line_of_session(cx, id));
         let Some(conn) = self.conn(cx, id).filter(|conn| conn.session.agreed.dialled && !stopping) else {
             return;
         };
@@ -144,6 +150,7 @@ impl Sessions {
             of: SessionRef { peer: id, session: session.id },
             number,
             remote: control.path().destination,
+            line,
             key,
             own: control.identity.own(),
             first: join::first_byte(ids.first_byte(id), number, workers, choice),
@@ -172,7 +179,8 @@ impl Sessions {
     fn start_stream(&mut self, cx: &mut Context, request: &StreamRequest, now: Instant) -> Option<()> {
         let (id, number) = (request.of.peer, request.number);
         let client = self.client_config(cx, id, request.remote, Some(request), request.fallback, now)?;
-        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote) {
+        let underlay = match cx.sockets.factory.dial(&mut cx.sockets.underlays, request.remote, request.line)
+        {
             Ok(underlay) => underlay,
             Err(error) => {
                 throttled!(
@@ -320,6 +328,9 @@ impl Sessions {
                 self.control.established(handle, now);
                 cx.report_stream(id, number, Outcome::Up);
                 self.stream_is_up(cx, id, number);
+                if let Some(of) = cx.peers.linked(id) {
+                    self.follow_lines(cx, of, now);
+                }
             }
             Message::Release if !dialled => {
                 if stream.forwards == 0 {
@@ -344,6 +355,7 @@ impl Sessions {
             | Message::ReceiveRate { .. }
             | Message::ReportsWanted { .. }
             | Message::PacketRepair(_)
+            | Message::LineState(_)
             | Message::PresharedKeys(_) => self.out_of_order(cx, handle, now),
         }
     }

@@ -81,6 +81,8 @@ impl Worker {
         if !self.stopped {
             self.stopped = true;
             self.count_last_of_quotas();
+            self.cx.sockets.read_sockets(false);
+            self.charge_lines();
             self.tunnel.record_last_packets(&self.cx.hub);
             self.cx.hub.stopped();
         }

@@ -52,6 +52,7 @@ impl Worker {
         self.tunnel.sample_rates(&mut self.cx, now);
         self.tunnel.record_packets(&self.cx.hub, now);
         self.charge_quotas(now);
+        self.charge_lines();
         self.sessions.control.look_at_windows();
         self.cx.report_stream_memory(now);
         self.sessions.expire_gate(&mut self.cx, now);

@@ -51,6 +51,7 @@ impl Worker {
             flows,
             sockets: self.cx.socket_rows(&self.decoy),
             routes: asks.routes.map_or_else(Vec::new, |asked| self.tunnel.route_rows(&self.cx, asked)),
+            talkers: if asks.talkers { self.tunnel.talker_rows(now) } else { Vec::new() },
             tun: self.tunnel.tun_row(),
         };
         inspection.answer(self.cx.id.index, view);

@@ -68,8 +68,9 @@ impl Worker {
             WorkerMessage::ToOwner { of, what } => sessions.told(cx, of, what, now),
             WorkerMessage::OpenLane(request) => host.open_lane(cx, &request, now),
             WorkerMessage::DrainLane { lane } => host.drain_named(cx, lane, now),
-            WorkerMessage::LanesUp { of, up, wanted } => {
-                cx.set_lanes(of, up, wanted);
+            WorkerMessage::LanesUp { of, up, wanted, lines } => {
+                cx.set_lanes(of, up, wanted, lines);
+                sessions.follow_lines(cx, of, now);
                 tunnel.link_changed(cx, of.peer, now);
             }
             WorkerMessage::Budget { of, largest } => {

@@ -185,7 +185,10 @@ impl Worker {
         let Self { cx, sessions, .. } = self;
         let Sockets { lanes, underlays, .. } = &mut cx.sockets;
         underlays.flush(lanes, now);
+        // What is then to be said on other ways is said in the next turn.
+        let is_unreachable = !underlays.unreachable.is_empty();
         sessions.follow_unreachable(cx, now);
+        self.settle_effects(now);
         self.take_refusals(now);
         let Self { cx, data, sessions, host, tunnel, .. } = self;
         data.watch_send_buffers(cx, &mut sessions.control, now);
@@ -203,6 +206,7 @@ impl Worker {
         let waits = self.sessions.control.has_unread() || !self.data.plain_waiting.is_empty();
         let busy = self.decoy.is_busy()
             || waits
+            || is_unreachable
             || !self.cx.sources.is_empty()
             || self.cx.hub.has_hand_offs(self.cx.id.index)
             || !self.ready.is_empty();
@@ -225,6 +229,16 @@ impl Worker {
             Timer::Pool(peer) => {
                 if let Some(mut conn) = sessions.conn(cx, peer) {
                     conn.pool_timeout(now);
+                }
+            }
+            Timer::Lines(peer) => {
+                if let Some(mut conn) = sessions.conn(cx, peer) {
+                    conn.lines_timeout(now);
+                }
+            }
+            Timer::FollowLines(peer) => {
+                if let Some(of) = cx.peers.linked(peer) {
+                    sessions.follow_lines(cx, of, now);
                 }
             }
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),

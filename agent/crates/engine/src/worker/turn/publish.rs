@@ -80,11 +80,13 @@ impl Worker {
         let mut of_peers: Vec<OfPeer> = sessions.stream_snapshots(cx);
         for (sum, peer) in of_peers.iter_mut().zip(cx.peers.iter()) {
             sum.lanes = retired.of(peer.data.id);
+            sum.lines = retired.lines_of(peer.data.id);
         }
         for (_, slot) in cx.sockets.lanes.iter() {
             lane_states[slot.state.stage()] += 1;
             if let Some(sum) = of_peers.get_mut(slot.peer.0 as usize) {
                 add_lane(&mut sum.lanes, slot.core.stats());
+                sum.lines.add(slot);
                 sum.reordering = sum.reordering.max(slot.core.reordering_window());
                 sum.lanes_up += usize::from(slot.is_up());
             }

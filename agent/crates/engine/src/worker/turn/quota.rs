@@ -1,9 +1,13 @@
-//! Quotas of peers, once a second: what was carried is charged, and what holds at a quota begins or ends.
+//! Quotas of peers, once a second: what was carried is charged, and what holds at a quota begins or ends. What lines have carried is
+//! charged beside it.
 
-use std::{sync::Arc, time::Instant};
+use std::{mem, sync::Arc, time::Instant};
 
 use base::ids::PeerId;
-use dataplane::relay::{DropReason, FlowEnd, Held};
+use dataplane::{
+    relay::{DropReason, FlowEnd, Held},
+    socket_stats::LineBytes,
+};
 
 use crate::{
     peer::Peer,
@@ -61,6 +65,20 @@ impl Worker {
         peer.charged = carried;
         let quota = peer.data.config.quota?;
         Some(self.cx.hub.quotas.charge(&peer.data.config.name, &quota, bytes, unix))
+    }
+
+    /// Charges each line of this host with what this worker has sent and received over it.
+    pub(crate) fn charge_lines(&mut self) {
+        let lines = self.cx.sockets.factory.uplinks().len();
+        if lines == 0 {
+            return;
+        }
+        let (unix, now) = (self.sessions.unix_seconds(), self.cx.sockets.factory.line_bytes);
+        let before = mem::replace(&mut self.cx.stats.charged_lines, now);
+        for (line, (now, before)) in now.iter().zip(&before).enumerate().take(lines) {
+            let (sent, received) = (now.sent - before.sent, now.received - before.received);
+            self.cx.hub.uplinks.charge(line, LineBytes { sent, received }, unix);
+        }
     }
 
     /// Has `held` hold for a peer from now on.

@@ -40,6 +40,10 @@ impl Worker {
         }
         let NewConfig { config, ports } = new;
         self.cx.sockets.factory.adopt(ports);
+        // What ends with this configuration was of the one before.
+        for peer in self.cx.peers.iter_mut() {
+            peer.data.keep_subjects(&self.cx.config);
+        }
         let old = mem::replace(&mut self.cx.config, Arc::clone(&config));
         // Every key is named, so that the compiler asks what a reload does with a new one.
         #[rustfmt::skip]
@@ -90,11 +94,13 @@ impl Worker {
         tcp.follow_tcp(cx, &old, &config, now);
         cx.hub.streams.set_most(*stream_bytes);
         sessions.follow(cx, now);
+        cx.sockets.factory.follow_uplinks(&config.transport.uplinks);
         decoy.follow_decoy(cx, data, now);
         cx.look_up_names(now);
         for id in cx.peers.ids() {
             if let Some(mut conn) = sessions.conn(cx, id) {
                 conn.offer_services();
+                conn.offer_lines();
                 conn.warn_of_missing_repair(now);
                 conn.warn_of_missing_clients(now);
             }

@@ -11,6 +11,7 @@ use config::{self};
 use dataplane::{
     forward::{Local, Locals},
     lanes::{Lanes, Underlays},
+    socket_stats::BytesOfLines,
     sockets::{SocketFactory, Source},
 };
 use gate::{Gate, GateParts, budget::Budget, tls};
@@ -103,7 +104,8 @@ impl Worker {
         let peers: Vec<Peer> = (0..).zip(&config.peers).map(make).collect();
         let mut tunnel =
             Tunnel::open(tun, &mut factory, &config, &registry, &peers, now).map_err(StartError::Tun)?;
-        sessions.control.guests.device = tunnel.serve_users(hub.users.links());
+        sessions.control.guests.device =
+            tunnel.serve_users(hub.users.links(), id.index, (ready.clone(), inbox_token));
         let mut made = Self {
             cx: Context {
                 id,
@@ -121,6 +123,7 @@ impl Worker {
                 stats: Stats {
                     totals: stats::Totals::default(),
                     retired: stats::RetiredLanes::default(),
+                    charged_lines: BytesOfLines::default(),
                     ceilings: Ceilings::new(),
                     work: TurnWork::default(),
                     unpublished: true,

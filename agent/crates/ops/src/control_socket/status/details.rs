@@ -3,8 +3,9 @@
 use config::quota::{bytes_text, date_text};
 
 use crate::control_socket::status::{
-    LaneDetails, LanePackets, LaneStatus, PeerStatus, QuotaStatus, RateStatus, RepairStatus, Status,
-    StreamsStatus, TcpServiceStatus,
+    CarrierError, LaneDetails, LanePackets, LaneStatus, PeerStatus, QuotaStatus, RateStatus, RepairStatus,
+    Status, StreamsStatus, TcpServiceStatus,
+    lines::line_table,
     page::{Facts, Page, age, bits, bytes, or_dash, per_second, plain, share, short_time},
     text::{account_table, lane_lost, lane_offload, lane_table, peer_drops, peer_error},
 };
@@ -18,6 +19,7 @@ impl Status {
         for peer in &self.peers {
             page.gap();
             peer_facts(peer, &mut page);
+            line_table([peer], &mut page);
             lane_table([peer], &mut page);
             stream_connections(peer, &mut page);
             let accounts = [("uplink", &peer.uplink), ("downlink", &peer.downlink)];
@@ -63,6 +65,36 @@ impl Status {
         page
     }
 
+    /// Who talks to whom inside, and how much of late.
+    #[must_use]
+    pub fn talkers_page(&self) -> Page {
+        let mut page = Page::default();
+        self.header(&mut page);
+        page.gap();
+        if self.talkers.is_empty() {
+            let why = if self.tun.is_some() {
+                "no IP packets in the last seconds, or they are not counted (remedy: records.file or records.collector)"
+            } else {
+                "there is no [tun]"
+            };
+            page.line(why.to_owned());
+        }
+        page.table_of(
+            &self.talkers,
+            [
+                ("PEER", |it| plain(&it.peer).into_owned()),
+                ("PROTOCOL", |it| protocol(it.protocol)),
+                ("HERE", |it| or_dash(it.here.as_deref())),
+                ("THERE", |it| or_dash(it.there.as_deref())),
+                ("UP", |it| bits(it.uplink_bytes as f64 / it.seconds.max(1.0))),
+                ("DOWN", |it| bits(it.downlink_bytes as f64 / it.seconds.max(1.0))),
+                ("PACKETS", |it| (it.uplink_packets + it.downlink_packets).to_string()),
+                ("FOR", |it| short_time(it.seconds)),
+            ],
+        );
+        page
+    }
+
     /// The lanes of this status in full, which is one, and the one it replaced if that still drains.
     #[must_use]
     pub fn lane_page(&self) -> Page {
@@ -74,6 +106,18 @@ impl Status {
             lane_facts(lane, &peer.name, &mut page);
         }
         page
+    }
+}
+
+/// The name of an IP protocol; what has no row of its own is of several.
+fn protocol(number: u8) -> String {
+    match number {
+        0 => "other".to_owned(),
+        1 => "ICMP".to_owned(),
+        6 => "TCP".to_owned(),
+        17 => "UDP".to_owned(),
+        58 => "ICMPv6".to_owned(),
+        other => other.to_string(),
     }
 }
 
@@ -106,6 +150,15 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("allowed ips", or_dash(Some(peer.allowed_ips.join(", ")).filter(|all| !all.is_empty())));
     facts.add("address", or_dash(peer.address));
     facts.add("since", or_dash(peer.since_seconds.map(age)));
+    if let Some(way) = &peer.way {
+        facts.add(
+            "over",
+            format!("{} ({}) for {}", plain(&way.over), plain(&way.because), age(way.since_seconds)),
+        );
+    }
+    if let Some(CarrierError { age_seconds, reason }) = &peer.carrier_error {
+        facts.add("no carrier", format!("{}, {} ago", plain(reason), age(*age_seconds)));
+    }
     facts.add("software", or_dash(peer.software.as_deref()));
     facts.add("preshared key", preshared_key(peer));
     facts.add("our key", if peer.uses_previous_key { "previous" } else { "current" });

@@ -99,6 +99,45 @@ pub(super) fn lane() -> LaneStatus {
     }
 }
 
+pub(super) fn lines() -> Vec<LineStatus> {
+    let dsl = LineStatus {
+        number: 0,
+        name: "dsl".into(),
+        state: LineState::InUse,
+        lanes_up: 2,
+        rtt_seconds: Some(0.012_3),
+        packet_bytes: Some(1_452),
+        sent_bytes_per_second: 1_250_000.0,
+        sent_packets: 70,
+        sent_bytes: 64_000_000,
+        received_packets: 60,
+        received_bytes: 9_000,
+        lost_packets: 3,
+        ..LineStatus::default()
+    };
+    let lte = LineStatus {
+        number: 1,
+        name: "lte".into(),
+        state: LineState::Suspect,
+        cause: Some("silent".into()),
+        metered: true,
+        suspicions: 4,
+        ..LineStatus::default()
+    };
+    vec![dsl, lte]
+}
+
+pub(super) fn uplink() -> UplinkStatus {
+    UplinkStatus {
+        name: "dsl".to_owned(),
+        way: "interface eth0".to_owned(),
+        sent_bytes: 64_000_000,
+        received_bytes: 9_000,
+        month_bytes: 412_000_000_000,
+        month_until_unix: 1_780_272_000,
+    }
+}
+
 pub(super) fn flow() -> FlowStatus {
     FlowStatus {
         number: 5,
@@ -136,6 +175,20 @@ pub(super) fn send_error() -> SendError {
         reason: "this host refuses to send 1200 bytes to 192.0.2.1:4433: Operation not permitted".to_owned(),
         remedy: "a firewall rule".into(),
         count: 7,
+    }
+}
+
+pub(super) fn talker() -> TalkerStatus {
+    TalkerStatus {
+        peer: "exit".into(),
+        protocol: 6,
+        here: Some("10.1.0.9".to_owned()),
+        there: Some("10.2.0.1".to_owned()),
+        seconds: 10.0,
+        uplink_packets: 1_000,
+        uplink_bytes: 1_250_000,
+        downlink_packets: 500,
+        downlink_bytes: 25_000,
     }
 }
 
@@ -187,6 +240,11 @@ pub(super) fn connected() -> PeerStatus {
         origin: PeerOrigin::Config,
         state: PeerState::Connected,
         address: "192.0.2.1:4433".parse().ok(),
+        way: Some(WayStatus { over: "both".into(), since_seconds: 125.0, because: "udp_silent".into() }),
+        carrier_error: Some(CarrierError {
+            age_seconds: 65.0,
+            reason: "the web server answers 302 (location: http://portal/)".to_owned(),
+        }),
         since_seconds: Some(7384.9),
         software: Some("culvert/0.1.0".into()),
         preshared_keys: 2,
@@ -197,6 +255,7 @@ pub(super) fn connected() -> PeerStatus {
         rtt_seconds: Some(0.0123),
         rtt_min_seconds: Some(0.0101),
         lanes_up: 1,
+        lines: lines(),
         flows: 3,
         tcp_streams: 3,
         tcp: TcpStatus {
@@ -318,6 +377,7 @@ pub(super) fn service() -> ServiceStatus {
 pub(super) fn user() -> UserStatus {
     UserStatus {
         name: "anna".to_owned(),
+        rate_bits_per_second: Some(20_000_000),
         addresses: vec!["10.9.1.7".to_owned(), "fd09:1::7".to_owned()],
         sessions: 2,
         sessions_total: 5,
@@ -371,6 +431,7 @@ pub(super) fn full() -> Status {
         }),
         peers: vec![connected(), dialling],
         lanes_left_out: 7,
+        uplinks: vec![uplink()],
         totals: Totals { uplink: account(100, 95, 3), downlink: account(9, 2, 7) },
         tun: Some(device()),
         routes: vec![RouteStatus {
@@ -382,6 +443,7 @@ pub(super) fn full() -> Status {
                 weight: 1,
             }],
         }],
+        talkers: vec![talker()],
         services: vec![service()],
         sockets: vec![SocketStatus {
             role: "quic_dial".into(),

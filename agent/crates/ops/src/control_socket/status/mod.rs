@@ -17,6 +17,7 @@ use serde::{Deserialize, Serialize};
 mod details;
 #[cfg(test)]
 mod examples;
+mod lines;
 mod page;
 mod parts;
 mod services;
@@ -27,12 +28,14 @@ mod users;
 
 use engine::status::meanings;
 pub use engine::status::{
-    Accounting, AutoRateStatus, ContestedStatus, Counts, FlowStatus, ForwardStatus, LaneDetails, LanePackets,
-    LaneRates, LaneStatus, LastError, PeerRates, PeerState, PeerStatus, QueueStatus, QuotaStatus, RateStatus,
-    RepairStatus, RoutePeerStatus, RouteStatus, SendError, SocketStatus, StreamConnectionStatus,
-    StreamsStatus, TcpServiceStatus, TcpStatus, TunDirection, TunStatus, Word,
+    Accounting, AutoRateStatus, CarrierError, ContestedStatus, Counts, FlowStatus, ForwardStatus,
+    LaneDetails, LanePackets, LaneRates, LaneStatus, LastError, LineState, LineStatus, PeerRates, PeerState,
+    PeerStatus, QueueStatus, QuotaStatus, RateStatus, RepairStatus, RoutePeerStatus, RouteStatus, SendError,
+    SocketStatus, StreamConnectionStatus, StreamsStatus, TalkerStatus, TcpServiceStatus, TcpStatus,
+    TunDirection, TunStatus, WayStatus, Word,
 };
-pub use page::{Column, Kind, Page, age, plain, rows, table};
+pub use lines::UplinkStatus;
+pub use page::{Column, Kind, Page, age, bit_rate, plain, rows, table};
 pub use parts::{LimitsStatus, Totals, Used, WebServerStatus};
 pub use services::{ServiceStatus, UpstreamStatus};
 pub use text::Show;
@@ -57,6 +60,9 @@ pub struct Scope {
     /// All open TCP forwards of that peer, and not only those that have been stalled for longest. Left out if not.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub all_forwards: bool,
+    /// Who talks to whom inside, too. Left out if not.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub talkers: bool,
 }
 
 /// The inner prefixes that a status is to show.
@@ -112,6 +118,9 @@ pub struct Status {
     /// Lanes that there was no room for.
     #[serde(default)]
     pub lanes_left_out: usize,
+    /// The lines of this host; none if it has only one.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub uplinks: Vec<UplinkStatus>,
     /// The accounts of all peers together.
     #[serde(default)]
     pub totals: Totals,
@@ -124,6 +133,9 @@ pub struct Status {
     /// The inner prefixes, if they were asked for, at most 4,096.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub routes: Vec<RouteStatus>,
+    /// Who talks to whom inside, the loudest first, if that was asked for and is recorded.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub talkers: Vec<TalkerStatus>,
     /// Our services and where they are.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<ServiceStatus>,

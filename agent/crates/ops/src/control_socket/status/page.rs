@@ -164,6 +164,12 @@ pub fn age(seconds: f64) -> String {
     text.split(' ').take(2).collect::<Vec<_>>().join(" ")
 }
 
+/// "20.0 Mbit/s" of bits per second.
+#[must_use]
+pub fn bit_rate(bits_per_second: u64) -> String {
+    scaled(bits_per_second as f64, "bit/s")
+}
+
 /// "1.2 Gbit/s" of bytes per second.
 pub(super) fn bits(bytes_per_second: f64) -> String {
     scaled(bytes_per_second * 8.0, "bit/s")

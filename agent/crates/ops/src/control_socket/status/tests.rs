@@ -25,6 +25,13 @@ UP is to the peer, DOWN from it; SINCE: connected, or not, for so long
 PEER  SENT     RECEIVED  ALLOWED IPS
 exit  97.5 kB  75.0 MB   10.9.0.1/32, 10.1.0.0/16
 
+UPLINK  BY              SENT     RECEIVED  THIS MONTH
+dsl     interface eth0  64.0 MB  9.0 kB    412.0 GB
+
+LINE      STATE             LANES  RTT      UP           DOWN     SENT     RECEIVED  LOST  PACKET  SUSPECTED
+exit/dsl  in use            2      12.3 ms  10.0 Mbit/s  0 bit/s  64.0 MB  9.0 kB    3     1452    0
+exit/lte  suspect (silent)  0      -        0 bit/s      0 bit/s  0 B      0 B       0     -       4
+
 LANE    STATE  SENT                  RECEIVED      LOST       UNACKED  RTT      KEYS    PACKET  OFFLOAD         FLOWS  HEARD
 exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  18 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
 … 7 more lanes
@@ -35,8 +42,8 @@ exit downlink  9         2          0       7
 all uplink     100       95         2       3
 all downlink   9         2          0       7
 
-USER  SEEN   SESSIONS  ADDRESS   FROM IT  TO IT  DROPPED  REFUSED
-anna  1m 1s  2         10.9.1.7  700      9000   3        4
+USER  SEEN   SESSIONS  RATE         ADDRESS   FROM IT  TO IT  DROPPED  REFUSED
+anna  1m 1s  2         20.0 Mbit/s  10.9.1.7  700      9000   3        4
 
 tun culvert0: up, MTU 1421, TCP offload, no UDP offload, tunnels cut, joined over IPv4 only, 10.9.0.1/24 fe80::9fef:fb02:4102:57d4/64
 
@@ -52,6 +59,7 @@ SOCKETS    OPEN  RECEIVED  SENT  BLOCKED  FAILED  NO GSO  KERNEL DROPS
 quic dial  2     10        20    1        3       4       6
 
 exit: two agents use its key, 192.0.2.13:5 and 192.0.2.14:6, last 2s ago: give each a key of its own
+exit: line lte is suspect: packets leave it for the other lines (silent); connected for 2h 3m
 
 b: 1m 30s ago: no answer
   - the clock is off
@@ -80,6 +88,8 @@ exit: connected
   allowed ips    10.9.0.1/32, 10.1.0.0/16
   address        192.0.2.1:4433
   since          2h 3m
+  over           both (udp_silent) for 2m 5s
+  no carrier     the web server answers 302 (location: http://portal/), 1m 5s ago
   software       culvert/0.1.0
   preshared key  in use: number 1 of 2
   our key        current

@@ -4,6 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::control_socket::status::{
     Accounting, Counts, LaneStatus, PeerStatus, SocketStatus, Status, TunStatus, Word,
+    lines::{line_alarms, line_table, uplink_table},
     page::{Page, age, bits, bytes, or_dash, per_second, plain, rows, share, short_time},
     parts::{Used, WebServerStatus},
     services,
@@ -55,6 +56,10 @@ impl Status {
             page.table(&peers);
             page.line("UP is to the peer, DOWN from it; SINCE: connected, or not, for so long");
             self.carried(&mut page);
+        }
+        uplink_table(&self.uplinks, &mut page);
+        if show.lanes || self.peers.len() <= SOME_PEERS {
+            line_table(&self.peers, &mut page);
         }
         if show.lanes || self.peers.len() <= FEW_PEERS {
             lane_table(&self.peers, &mut page);
@@ -297,6 +302,7 @@ pub(super) fn peer_error(peer: &PeerStatus, page: &mut Page) {
         ));
         page.line(format!("  - {}", plain(&error.remedy)));
     }
+    line_alarms(peer, page);
     let Some(error) = &peer.last_error else { return };
     page.line(format!(
         "{}: {} ago: {}",

@@ -6,13 +6,16 @@ use users::account::UserFigures;
 
 use super::{
     Status,
-    page::{Page, age, or_dash},
+    page::{Page, age, bit_rate, or_dash},
 };
 
 /// A user and what it has had since the agent was started, or since it was added.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct UserStatus {
     pub name: String,
+    /// What may pass in each direction; `None`: as much as there is time for.
+    #[serde(default)]
+    pub rate_bits_per_second: Option<u64>,
     /// Sessions that are open: CONNECT, CONNECT-UDP and CONNECT-IP.
     pub sessions: usize,
     /// The inner addresses of those of CONNECT-IP, in order.
@@ -45,6 +48,7 @@ impl UserStatus {
     pub fn new(figures: &UserFigures, now: u64) -> Self {
         Self {
             name: figures.name.to_string(),
+            rate_bits_per_second: figures.rate,
             sessions: figures.sessions,
             addresses: figures.addresses.iter().map(ToString::to_string).collect(),
             sessions_total: figures.opened,
@@ -71,6 +75,7 @@ impl Status {
                 ("USER", |user| user.name.clone()),
                 ("SEEN", |user| or_dash(user.seen_seconds.map(|seconds| age(seconds as f64)))),
                 ("SESSIONS", |user| user.sessions.to_string()),
+                ("RATE", |user| or_dash(user.rate_bits_per_second.map(bit_rate))),
                 ("ADDRESS", |user| or_dash(user.addresses.first().cloned())),
                 ("FROM IT", |user| UserStatus::count(&user.bytes, "from_user")),
                 ("TO IT", |user| UserStatus::count(&user.bytes, "to_user")),

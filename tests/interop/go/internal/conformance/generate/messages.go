@@ -162,6 +162,31 @@ func messages() cases {
 	ok("lane_open with a preshared key", str(2, x(lane(0, 1, "0102030405060708"), str(4, n(7, 16)))), "lane_open")
 	bad("lane_open with a proof of 17 bytes", str(2, x(lane(0, 1, "0102030405060708"), str(4, n(7, 17)))))
 	add("lane_accept with the field of a preshared key, which it does not have", str(3, x(lane(0, 1, "0102030405060708"), str(4, n(7, 17)))), accept, "lane_accept", str(3, lane(0, 1, "0102030405060708")))
+	opened := func(index uint64, line ...string) string {
+		return str(2, x(lane(index, 4, "0102030405060708"), str(5, x(line...))))
+	}
+	ok("lane_open on a line, of the document", opened(3, num(1, 2), num(2, 20_000_000), num(4, 1)), "lane_open")
+	ok("lane_open on a line with a weight, a backup", opened(0, num(1, 64), num(3, 256), num(5, 1)), "lane_open")
+	ok("lane_open on the last line", opened(63, num(1, 8), num(2, 1<<64-1)), "lane_open")
+	add("lane_open on a line whose weight is the default", opened(3, num(1, 2), num(3, 1)), accept, "lane_open", opened(3, num(1, 2)))
+	add("lane_open on a line that says more", opened(3, num(1, 2), num(9, 7)), accept, "lane_open", opened(3, num(1, 2)))
+	add("lane_open with a line in two parts", str(2, x(lane(3, 4, "0102030405060708"), str(5, num(1, 2)), str(5, num(4, 1)))), accept, "lane_open", opened(3, num(1, 2), num(4, 1)))
+	bad("lane_open on a line without lanes", opened(0, num(2, 5)))
+	bad("lane_open on a line that says nothing", opened(0))
+	bad("lane_open on a line with 65 lanes", opened(0, num(1, 65)))
+	bad("lane_open on a ninth line", opened(8, num(1, 1)))
+	bad("lane_open on a line with a weight of 257", opened(0, num(1, 1), num(3, 257)))
+	bad("lane_open with a line that is an integer", str(2, x(lane(0, 1, "0102030405060708"), num(5, 1))))
+	add("lane_accept with the field of a line, which it does not have", str(3, x(lane(0, 1, "0102030405060708"), str(5, num(1, 65)))), accept, "lane_accept", str(3, lane(0, 1, "0102030405060708")))
+	stated := func(line ...string) string { return str(20, x(line...)) }
+	ok("line_state of the first line, of which nothing is held against it", stated(), "line_state")
+	ok("line_state of a line that is not heard, of the document", stated(num(1, 1), num(2, 1)), "line_state")
+	ok("line_state of the last line with other terms", stated(num(1, 7), str(3, x(num(2, 20_000_000), num(4, 1)))), "line_state")
+	ok("line_state with terms that say nothing", stated(num(1, 1), str(3, "")), "line_state")
+	add("line_state with terms and a number of lanes, which means nothing", stated(num(1, 1), str(3, x(num(1, 65), num(5, 1)))), accept, "line_state", stated(num(1, 1), str(3, num(5, 1))))
+	bad("line_state of a ninth line", stated(num(1, 8)))
+	bad("line_state with a weight of 257", stated(num(1, 1), str(3, num(3, 257))))
+	bad("line_state with terms that are an integer", stated(num(3, 1)))
 	for _, kind := range []uint64{4, 5} {
 		name, most := "lane_refuse", uint64(4)
 		if kind == 5 {
