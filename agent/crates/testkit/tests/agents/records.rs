@@ -109,6 +109,31 @@ fn what_a_reload_ends_is_recorded_as_what_it_was() {
 }
 
 #[test]
+fn what_the_reload_of_a_forward_ends_is_recorded_as_what_it_was() {
+    for (seed, workers) in [(982, (1, 1)), (983, (2, 2))] {
+        println!("seed {seed}");
+        let mut pair = Pair::with_workers(seed, workers, "", "");
+        pair.wait_for_lanes(1);
+        let [entry, _exit] = recorded(&pair, 100);
+        let mut client = pair.client(1000);
+        client.send(INGRESS, &numbered(1));
+        pair.run_served(100 * MS);
+        let port = INGRESS.port();
+        let toml = pair.entry_toml.replace(&format!("\"0.0.0.0:{port}\""), "\"0.0.0.0:9999\"");
+        assert_ne!(toml, pair.entry_toml);
+        let place = pair.entry;
+        pair.world.reload(place, &toml).unwrap();
+        pair.world.run(100 * MS);
+        let records = entry.take();
+        let [ended] = &records[..] else { panic!("{records:?}") };
+        assert_eq!(
+            (ended.destination, &*ended.service, ended.reason),
+            (Some(INGRESS), "echo", "reconfigured")
+        );
+    }
+}
+
+#[test]
 fn a_worker_does_not_wait_for_whoever_writes_the_records() {
     let mut pair = Pair::connected(973, "", "");
     let [entry, _exit] = recorded(&pair, 4);
