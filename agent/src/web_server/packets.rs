@@ -7,23 +7,17 @@
 
 use std::{
     io,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
+    sync::{Arc, atomic::AtomicBool},
 };
 
 use base::{
     clock::{Clock, SystemClock},
     panics::lock,
 };
-use bytes::BytesMut;
-use engine::control::web::{Datagrams, take_capsule};
-use h3::capsule::{self, CapsuleReader};
+use engine::control::web::Datagrams;
 use tokio::{
-    io::{AsyncRead, AsyncReadExt as _, AsyncWrite, AsyncWriteExt as _, split},
+    io::{AsyncRead, AsyncWrite, split},
     sync::Notify,
-    task::yield_now,
 };
 use users::{
     Grant, Session,
@@ -33,8 +27,7 @@ use users::{
 };
 
 use super::{
-    capsules::MOST_CAPSULE,
-    stream::BUFFER_BYTES,
+    capsules::{put_all, take_all},
     visit::Visit,
     way::{Ended, end},
 };
@@ -89,45 +82,9 @@ impl Packets {
         tracing::debug!(user = account.name(), "a user has inner addresses");
         let (mut from_client, mut to_client) = split(client);
         let said = std::sync::Mutex::new(first);
-        let up = async {
-            let mut reader = CapsuleReader::new(MOST_CAPSULE);
-            let mut buffer = BytesMut::with_capacity(BUFFER_BYTES);
-            while from_client.read_buf(&mut buffer).await? > 0 {
-                let mut bytes = buffer.split().freeze();
-                while let Some(capsule) = reader.take(&mut bytes) {
-                    take_capsule(&datagrams, capsule);
-                }
-                buffer.reserve(BUFFER_BYTES);
-                // The session reads its capsules, and other connections have their turns.
-                yield_now().await;
-            }
-            io::Result::Ok(SessionEnd::Finished)
-        };
-        // Part of a capsule is written, perhaps.
         let torn = AtomicBool::new(false);
-        let down = async {
-            let mut capsules = Vec::with_capacity(BUFFER_BYTES);
-            loop {
-                // What a session says goes before the packets that depend on it.
-                capsules.append(&mut lock(&said));
-                datagrams.to_user(|payload| {
-                    if !capsules.is_empty() && capsules.len() + payload.len() > BUFFER_BYTES {
-                        return Err(payload);
-                    }
-                    capsule::put_datagram(&mut capsules, &payload);
-                    Ok(())
-                });
-                if capsules.is_empty() {
-                    is_there.notified().await;
-                    continue;
-                }
-                torn.store(true, Ordering::Relaxed);
-                to_client.write_all(&capsules).await?;
-                to_client.flush().await?;
-                torn.store(false, Ordering::Relaxed);
-                capsules.clear();
-            }
-        };
+        // What the session says goes before the packets that depend on it.
+        let says = |capsules: &mut Vec<u8>| capsules.append(&mut lock(&said));
         let talks = async {
             loop {
                 match session.next(|| SystemClock.unix_seconds()).await {
@@ -145,8 +102,8 @@ impl Packets {
             }
         };
         let ended: io::Result<SessionEnd> = tokio::select! {
-            ended = up => ended,
-            ended = down => ended,
+            ended = take_all(&mut from_client, &datagrams) => ended.map(|()| SessionEnd::Finished),
+            ended = put_all(&mut to_client, &datagrams, says, &is_there, &torn) => ended.map(|never| match never {}),
             reason = talks => Ok(reason),
         };
         let ended = match ended {

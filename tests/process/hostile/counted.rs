@@ -6,12 +6,12 @@ use clap::ValueEnum;
 use culvert_tests::{
     clock::PATIENCE,
     needs::{self, Need},
-    place::{Cable, Place},
+    place::Place,
     process::{run, text},
 };
 
 use crate::{
-    Scene, Setting, name,
+    Scene, Setting, attack_a_device, name,
     peer::{Attack, Mode},
 };
 
@@ -96,29 +96,7 @@ fn a_peer_beyond_its_quota_carries_nothing_whatever_it_does() {
 
 #[test]
 fn packets_of_a_mapped_peer_harm_nobody_else() {
-    const NEEDS: [Need; 4] =
-        [Need::Root, Need::Tun, Need::Tool("ip", "iproute2"), Need::Tool("setpriv", "util-linux")];
-    if !needs::met("hostile IP packets behind a map", &[&NEEDS[..], needs::AGENTS].concat()) {
-        return;
-    }
-    let cable = Cable::new();
-    let [place, _] = cable.places();
-    place.enter(|| {
-        let mut scene = Scene::new(&place, Setting::Mapped);
-        for attack in [Attack::Packets, Attack::Inside, Attack::HeldPackets] {
-            for mode in [Mode::Lanes, Mode::Standard] {
-                let before = scene.written(attack);
-                scene.harm(attack, mode);
-                assert!(scene.written(attack) > before, "{attack:?} {mode:?}: the device got none");
-            }
-        }
-        scene.assert_accounted_for();
-        // A sum or a length that a map has made wrong.
-        let refused =
-            scene.pair.exit.samples().count("culvert_tun_errors_total", &[("direction", "downlink")]);
-        assert_eq!(refused, 0, "packets that the device did not take");
-        assert!(scene.pair.exit.samples().dropped("spoofed") > 0, "some had a source of somebody else");
-    });
+    attack_a_device("hostile IP packets behind a map", Setting::Mapped);
 }
 
 /// A small disk, until it is dropped.

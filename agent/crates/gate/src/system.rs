@@ -1,6 +1,5 @@
-//! What rustls is given of ring: as much as TLS between two Ed25519 keys takes.
-//!
-//! rustls's own provider names RSA and the curves of NIST too, and what is named is linked: 0.4 MiB that no handshake reaches.
+//! What rustls is given of ring for TLS between peers: as much as two Ed25519 keys take. RSA and the curves of NIST are for the web server's
+//! certificates, which has a provider of its own.
 
 use std::sync::Arc;
 

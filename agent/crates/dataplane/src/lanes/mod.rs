@@ -210,7 +210,8 @@ impl LaneSlot {
     /// When the silence on a lane of several lines is worth a look: after one probe timeout with packets outstanding, and then less and
     /// less often.
     fn quiet_at(&self) -> Option<Instant> {
-        let since = self.core.silent_since().filter(|_| self.line.is_some() && self.is_up())?;
+        self.line?;
+        let since = self.core.silent_since().filter(|_| self.is_up())?;
         let first = since + self.core.rtt().pto();
         let next = |noted: Instant| {
             let eighth = noted.saturating_duration_since(since) / 8;
@@ -242,7 +243,8 @@ impl LaneSlot {
     /// For how long nothing was heard on the lane of several lines, if that is a probe timeout or more.
     #[must_use]
     pub fn quiet_for(&self, now: Instant) -> Option<Duration> {
-        let since = self.core.silent_since().filter(|_| self.line.is_some() && self.is_up())?;
+        self.line?;
+        let since = self.core.silent_since().filter(|_| self.is_up())?;
         Some(now.saturating_duration_since(since)).filter(|silence| *silence >= self.core.rtt().pto())
     }
 
