@@ -87,6 +87,7 @@ lay_out() {
     pages "$1" "$2"
     chmod 0644 "$2"/man/* "$2"/completions/*
     install -m 0644 "${documents[@]}" LICENSE-MIT LICENSE-APACHE "$2/doc"
+    deploy/flat-documents "$2/doc"
     examples "$2/examples"
 }
 
@@ -113,4 +114,5 @@ examples() {
 }
 
 # What a package has beside the program, for whoever runs it.
-documents=(README.md CHANGELOG.md docs/{operations,configuration,metrics,status,page,doctor,qlog,bench,security}.md)
+documents=(README.md CHANGELOG.md SECURITY.md
+    docs/{operations,configuration,metrics,status,page,doctor,qlog,bench,security,reliability,uplinks,carrier,scale,performance,probes}.md)

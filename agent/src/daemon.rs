@@ -13,7 +13,7 @@ use anyhow::{Context as _, anyhow};
 use arc_swap::ArcSwap;
 use base::{
     clock::{Clock, SystemClock},
-    panics::{self, Part, lock},
+    panics::lock,
     throttle,
 };
 use config::{Config, defaults};
@@ -44,16 +44,12 @@ use ops::{
     metrics::Metrics,
     operator::Running,
     qlog::Captures,
-    web::StatusPage,
     web_server::WebServer,
 };
-use tokio::{
-    runtime,
-    sync::{oneshot, watch},
-};
+use tokio::{runtime, sync::oneshot};
 
 use crate::{
-    admin::{self, Admin, PageSlot},
+    admin::AdminServers,
     carrier::{AllCarriers, OfWorker},
     program,
     quotas::QuotaKeeper,
@@ -76,7 +72,7 @@ pub struct Daemon {
     workers: Vec<WorkerThread>,
     /// Says that a worker has ended by itself, whichever; there is one to be taken.
     pub worker_ended: Option<oneshot::Receiver<()>>,
-    admin: Option<AdminThread>,
+    admin: Arc<AdminServers>,
     /// The control socket, which is removed when the daemon ends.
     control: Option<ControlSocket>,
     /// The daemon, as an operator sees and changes it.
@@ -105,8 +101,7 @@ impl Daemon {
         let health = Arc::new(Health::new(usize::from(workers), now));
         let snapshots = Arc::<Snapshots>::default();
         let metrics = Arc::new(metrics_of(workers, &snapshots, &health));
-        let admin = config.admin.listen;
-        let admin = admin.map(|at| AdminThread::start(at, &config.admin, &metrics, &health)).transpose()?;
+        let admin = Arc::new(AdminServers::start(&config.admin, &metrics, &health)?);
         let config = Arc::new(config);
         let hub = Hub::new(workers, config.peers.len(), now);
         hub.set_sockets(descriptors.map_or(0, |granted| sockets_for_flows(&config, granted)));
@@ -171,6 +166,7 @@ impl Daemon {
             inboxes,
             metrics: Arc::clone(&metrics),
             web_server,
+            admin: Arc::clone(&admin) as _,
             reloading: Mutex::default(),
             refusals,
             captures: Captures::new(Arc::clone(&registry), Arc::clone(&hub), Arc::new(SystemClock)),
@@ -180,14 +176,14 @@ impl Daemon {
             since: now,
             clock: Arc::new(SystemClock),
         });
-        show_page(admin.as_ref(), &running, &health);
+        admin.show(&running);
         running.web_server.follow(Arc::clone(&config), web_sockets);
         running.show_certificate();
         let control = open_control(&config, &running)?;
         health.set_ready(true);
         metrics.configured(&config.limits, SystemClock.unix_time());
         metrics.peer_files(&config.directory);
-        log_ready(&running, &addresses, admin.as_ref().map(|admin| admin.address), control.as_ref());
+        log_ready(&running, &addresses, admin.address(), control.as_ref());
         Ok(Self {
             workers: threads,
             worker_ended: Some(worker_ended),
@@ -204,7 +200,7 @@ impl Daemon {
     /// Returns the address at which `/metrics` is served, if it is served.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
-        self.admin.as_ref().map(|admin| admin.address)
+        self.admin.address()
     }
 
     /// What the workers last published, all together.
@@ -233,12 +229,12 @@ impl Daemon {
         self.running.hub.users.stops();
         for worker in &self.workers {
             if !worker.inbox.put(Command::Shutdown { within: STOP_DEADLINE }) {
-                tracing::error!("a worker takes no commands");
+                tracing::error!(
+                    "a worker takes no commands (remedy: none is needed, it ends with the process)"
+                );
             }
         }
-        if let Some(admin) = &self.admin {
-            admin.stop.send_replace(true);
-        }
+        let admin = self.admin.stop();
         let workers = self.workers.into_iter().map(|worker| worker.thread);
         let ended = join_all(workers, STOP_DEADLINE + THREADS_WITHIN);
         // The device and its routes first, which take the host's packets as long as they are there.
@@ -249,7 +245,7 @@ impl Daemon {
             drop(tunnel);
         }
         drop(self.control);
-        let admin = join_all(self.admin.into_iter().map(|admin| admin.thread), THREADS_WITHIN);
+        let admin = join_all(admin.into_iter(), THREADS_WITHIN);
         self.running.hub.users.record_open();
         let records = self.records.into_iter().map(RecordsKeeper::stop);
         let files = join_all(records.chain([self.quotas.stop()]), FILES_WITHIN);
@@ -376,7 +372,10 @@ impl WorkerStart {
                 if self.pin
                     && let Err(error) = process::pin_to_cpu(worker)
                 {
-                    tracing::warn!(worker, %error, "cannot keep a worker on one CPU");
+                    tracing::warn!(
+                        worker, %error,
+                        "cannot keep a worker on one CPU (remedy: allow sched_setaffinity, or transport.pin_cpus = false)"
+                    );
                 }
                 if let Err(error) = process::wake_soon() {
                     tracing::debug!(worker, %error, "a worker's time slices stay as they are");
@@ -385,7 +384,7 @@ impl WorkerStart {
                 if let Err(error) = self.run(setup, &started)
                     && let Err(mpsc::SendError(Err(error))) = started.send(Err(error))
                 {
-                    tracing::error!(worker, error = format!("{error:#}"), "a worker has ended");
+                    tracing::error!(worker, error = format!("{error:#}"), "a worker has ended (remedy: restart the daemon, and report it)");
                 }
                 let ended = lock(&ended).take();
                 if let Some(ended) = ended {
@@ -442,15 +441,6 @@ fn metrics_of(workers: u8, snapshots: &Arc<Snapshots>, health: &Arc<Health>) -> 
     Metrics::new(version, commit, workers, Arc::clone(snapshots), Arc::clone(health))
 }
 
-/// Gives the status page, if it is served, what it shows.
-fn show_page(admin: Option<&AdminThread>, running: &Arc<Running>, health: &Arc<Health>) {
-    if let Some(page) = admin.and_then(|admin| admin.page.as_ref()) {
-        // The page is new, so nothing is there yet.
-        let figures = StatusPage::new(Arc::clone(running) as _, Arc::clone(health));
-        let _first = page.set(Arc::new(figures)).is_ok();
-    }
-}
-
 /// Makes the control socket. At the default path a folder that is missing or closed to us is only worth a warning:
 /// an agent that was started by hand has none.
 fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Option<ControlSocket>> {
@@ -468,53 +458,5 @@ fn open_control(config: &Config, running: &Arc<Running>) -> anyhow::Result<Optio
             Ok(None)
         }
         Err(error) => Err(anyhow!(error).context("cannot make the control socket")),
-    }
-}
-
-/// The admin server's thread, and how to stop it.
-struct AdminThread {
-    address: SocketAddr,
-    /// Where the status page finds the daemon, once it has started; `None` without the page.
-    page: Option<PageSlot>,
-    stop: watch::Sender<bool>,
-    thread: JoinHandle<()>,
-}
-
-impl AdminThread {
-    /// Starts the admin server on a thread of its own, so that a scrape never waits for the packet path nor the other way
-    /// round.
-    fn start(
-        address: SocketAddr,
-        config: &config::Admin,
-        metrics: &Arc<Metrics>,
-        health: &Arc<Health>,
-    ) -> anyhow::Result<Self> {
-        let failed = || format!("cannot listen on {address} (metrics.listen)");
-        let listener = std::net::TcpListener::bind(address)
-            .map_err(|error| anyhow!("{}: {error}{}", failed(), engine::worker::remedy(&error)))?;
-        listener.set_nonblocking(true).with_context(failed)?;
-        let address = listener.local_addr().with_context(failed)?;
-        let (stop, stopped) = watch::channel(false);
-        let admin = Admin::new(config.clone(), Arc::clone(metrics), Arc::clone(health), || SystemClock.now());
-        let page = admin.page.clone();
-        let runtime =
-            runtime::Builder::new_current_thread().enable_all().build().context("cannot make a runtime")?;
-        let thread = thread::Builder::new()
-            .name("culvert-admin".to_owned())
-            .spawn(move || {
-                let serving = panics::isolate_future(Part::Admin, async {
-                    match tokio::net::TcpListener::from_std(listener) {
-                        Ok(listener) => admin::serve(listener, admin, stopped).await,
-                        Err(error) => tracing::error!(%error, "cannot serve metrics"),
-                    }
-                });
-                if runtime.block_on(serving).is_err() {
-                    tracing::error!("there is no admin server until the daemon is restarted");
-                }
-                // A question may wait for workers that do not answer.
-                runtime.shutdown_background();
-            })
-            .context("cannot start the admin thread")?;
-        Ok(Self { address, page, stop, thread })
     }
 }

@@ -48,6 +48,13 @@ pub(crate) async fn serve(
             exchange.answer_content(capsules.into());
             let end = until_over(session, exchange).await;
             place.ends(end);
+            if end == SessionEnd::Revoked {
+                // Who may not go on is told so by a reset.
+                if let Some(datagrams) = datagrams {
+                    datagrams.close();
+                }
+                return exchange.fail();
+            }
             if let SessionEnd::Ended(refusal) = end {
                 account.refused(refusal);
                 tracing::debug!(user = account.name(), %client, reason = refusal.label(), "a user's session of IP packets is ended");

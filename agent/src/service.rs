@@ -21,7 +21,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use base::throttle::Throttle;
+use base::throttle::{Throttle, counted};
 use engine::{
     health::{Health, Stuck},
     worker::Summary,
@@ -172,7 +172,11 @@ impl Service {
         let Some(manager) = &self.manager else { return true };
         let Err(error) = manager.send(text) else { return true };
         if let Some(suppressed) = self.failures.allow(now) {
-            tracing::warn!(%error, suppressed, "the service manager does not listen at NOTIFY_SOCKET");
+            let suppressed = counted(suppressed);
+            tracing::warn!(
+                %error, suppressed,
+                "the service manager does not listen at NOTIFY_SOCKET (remedy: start the daemon by its service, or without that variable)"
+            );
         }
         false
     }
@@ -204,7 +208,8 @@ impl Watchdog {
             tracing::error!(
                 worker,
                 silent_seconds = silent.as_secs(),
-                "a worker makes no progress; unless it does soon, systemd restarts this daemon"
+                "a worker makes no progress; unless it does soon, systemd restarts this daemon (remedy: look for what stops it: swap, a \
+                 frozen control group, a virtual machine that stood still)"
             );
         } else if self.held && stuck.is_empty() {
             tracing::warn!("the workers make progress again (remedy: more CPU for this daemon)");

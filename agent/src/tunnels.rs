@@ -59,14 +59,14 @@ fn start() -> Option<mpsc::Sender<Box<Tunnel>>> {
     let started = runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         thread::Builder::new().name("culvert-users".to_owned()).spawn(move || {
             if panics::isolate(Part::Users, || runtime.block_on(serve(waiting))).is_err() {
-                tracing::error!("users are not served any more until the daemon is restarted");
+                tracing::error!("users are not served any more (remedy: restart the daemon)");
             }
         })
     });
     match started {
         Ok(_) => Some(tunnels),
         Err(error) => {
-            tracing::error!(%error, "users cannot be served");
+            tracing::error!(%error, "users cannot be served (remedy: restart the daemon, once the cause is gone)");
             None
         }
     }
@@ -159,8 +159,10 @@ async fn one(tunnel: Tunnel) -> bool {
         }
         (Ok(Opened::Udp(open)), Some(datagrams)) => {
             opens(open.address);
-            session.ends(served.udp(open, &datagrams).await);
-            true
+            let end = served.udp(open, &datagrams).await;
+            session.ends(end);
+            // Who may not go on is told so by a reset.
+            end != SessionEnd::Revoked
         }
         (Ok(Opened::Udp(_)), None) => false,
     }
@@ -260,7 +262,9 @@ impl Served<'_> {
             () = self.over(Transport::Udp, address) => SessionEnd::Revoked,
         };
         datagrams.close();
-        self.exchange.answer_end();
+        if end != SessionEnd::Revoked {
+            self.exchange.answer_end();
+        }
         end
     }
 

@@ -90,7 +90,8 @@ pub(crate) fn copy_to(copy: &Path) {
     fs::create_dir_all(copy).unwrap();
     let mut command = Command::new("cp");
     command.args(["--recursive", "--preserve=mode"]).current_dir(repository(""));
-    command.args(["Cargo.toml", "Cargo.lock", "README.md", "CHANGELOG.md", "LICENSE-MIT", "LICENSE-APACHE"]);
+    command.args(["Cargo.toml", "Cargo.lock", "README.md", "CHANGELOG.md", "SECURITY.md"]);
+    command.args(["LICENSE-MIT", "LICENSE-APACHE"]);
     command.args(["agent", "config", "deploy", "docs", "quic-core", "tests"]).arg(copy);
     assert!(run(&mut command, Duration::from_secs(60)).status.success());
 }

@@ -89,6 +89,37 @@ pub(crate) fn examples_of_daemons() -> Vec<String> {
 }
 
 #[test]
+fn the_links_of_the_installed_documents_lead_to_installed_files() {
+    if !needs::met("installed documents", BUILD) {
+        return;
+    }
+    let folder = tempfile::tempdir().unwrap();
+    let mut extract = Command::new("dpkg-deb");
+    assert!(run(extract.arg("--extract").arg(built::package()).arg(folder.path()), LIMIT).status.success());
+    let doc = folder.path().join("usr/share/doc/culvert");
+    let (mut links, mut dead) = (0, Vec::new());
+    for file in fs::read_dir(&doc).unwrap().map(|file| file.unwrap().path()) {
+        if file.extension().is_none_or(|extension| extension != "md") {
+            continue;
+        }
+        let words = fs::read_to_string(&file).unwrap();
+        let targets = words.split("](").skip(1).filter_map(|rest| rest.split_once(')'));
+        for (target, _) in targets.filter(|(target, _)| !target.contains(':') && !target.contains(' ')) {
+            let path = target.split('#').next().unwrap_or_default();
+            links += 1;
+            if !path.is_empty() && !doc.join(path).exists() {
+                dead.push(format!("{}: {target}", file.file_name().unwrap().to_string_lossy()));
+            }
+        }
+    }
+    assert!(
+        dead.is_empty() && links > 100,
+        "{links} links, of which these lead nowhere:\n{}",
+        dead.join("\n")
+    );
+}
+
+#[test]
 fn the_package_depends_on_what_the_program_links_to() {
     if !needs::met("the package's fields", BUILD) {
         return;

@@ -8,6 +8,7 @@
 //! | the unit as systemd reads it: valid, and how exposed | `unit.rs` |
 //! | the package's scripts, one call at a time | `scripts.rs` |
 //! | from installation to purge under a real systemd, with a tunnel | `life.rs` |
+//! | the README's commands on two machines, with `culvert init --now` | `first_steps.rs` |
 //! | the steps of the container file | `container.rs`, `containerfile.rs` |
 //! | the image as the pod of the manifests runs it | `pod.rs` |
 //! | the tarball and its installer | `tarball.rs` |
@@ -31,6 +32,7 @@ mod containerfile;
 mod contents;
 mod debian;
 mod defences;
+mod first_steps;
 mod formats;
 mod install;
 mod life;

@@ -83,6 +83,9 @@ config peer 'hq'
 \toption repair_order 'hold'
 \tlist repair_dscp '0'
 \tlist repair_dscp '46'
+\toption redundant_metered '1'
+\tlist redundant_dscp '46'
+\tlist redundant_services '53'
 
 config udp
 \toption listen '127.0.0.1:5301'
@@ -120,10 +123,13 @@ repair.mode = "auto"
 repair.deadline = "300ms"
 repair.max_overhead = 0.3
 repair.order = "hold"
+redundant.metered = true
 endpoints = ["hq.example.net:4433"]
 allowed_ips = ["10.9.0.1/32"]
 services = ["53"]
 repair.dscp = [0, 46]
+redundant.dscp = [46]
+redundant.services = ["53"]
 name = "hq"
 
 [[udp]]

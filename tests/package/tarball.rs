@@ -9,6 +9,7 @@ use std::{
 };
 
 use culvert_tests::{
+    agent::binary,
     needs::{self, Need},
     place::Cable,
     process::{run, text},
@@ -47,6 +48,19 @@ fn files(root: &Path) -> Vec<(PathBuf, u32, Vec<u8>)> {
     }
     found.sort();
     found
+}
+
+#[test]
+fn outside_of_a_clone_the_missing_time_is_named_with_what_to_set() {
+    if !needs::met("a tarball outside of a clone", BUILD) {
+        return;
+    }
+    let elsewhere = built::elsewhere();
+    let mut command = Command::new(elsewhere.path().join("a/copy/deploy/tarball/build"));
+    command.arg("--binary").arg(binary()).args(["--target", "x86_64-unknown-linux-gnu"]);
+    let output = run(command.env_remove("SOURCE_DATE_EPOCH").env("GIT_CEILING_DIRECTORIES", "/"), LIMIT);
+    let said = text(&output.stderr);
+    assert!(!output.status.success() && said.contains("(remedy: SOURCE_DATE_EPOCH=SECONDS"), "{said}");
 }
 
 #[test]

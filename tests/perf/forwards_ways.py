@@ -129,7 +129,7 @@ defaults
 class Culvert(Way):
     """An agent at each end."""
 
-    def __init__(self, kind, number, hosts, addresses, program=harness.CULVERT, more=""):
+    def __init__(self, kind, number, hosts, addresses, program=harness.CULVERT, more="", left=""):
         super().__init__(kind, number, hosts, addresses)
         folder, keys = self.folder(), {}
         for name in ("left", "right"):
@@ -152,7 +152,7 @@ class Culvert(Way):
             f'[[tcp]]\nlisten = "{here}:{port}"\npeer = "right"\nservice = "{server}"\n' for server, (here, port) in self.near.items()
         )
         peer = f'[[peer]]\nname = "right"\npublic_key = "{keys["right"]}"\nendpoints = ["{quic}"]\n'
-        (folder / "left.toml").write_text(f"{common(0, 'left')}{peer}{ports}")
+        (folder / "left.toml").write_text(f"{common(0, 'left')}{left}{peer}{ports}")
         ends = zip(reversed(hosts), ("right", "left"), strict=True)
         self.started(*[host.start(f"{kind}-{name}", program, "run", "--config", folder / f"{name}.toml") for host, name in ends])
         until(f"{kind}: connected", lambda: self.scrape(0).total("culvert_peer_connected") == 1)

@@ -7,9 +7,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import accounts
+import carrier_ways
 import harness
 import l3_loads
 import modem_ways
+import paired
 import path_ways
 import report
 import transports_report
@@ -261,6 +263,23 @@ def plots():
     assert drawn.count("<polyline") == 5 and "30 s" in drawn, drawn
 
 
+def pairs():
+    load = paired.Load("a load", ("one", "other"), None, (("value", "value"),))
+    runs = paired.Runs(SimpleNamespace(), {"load": load})
+    for round_, one, other in ((1, 10, 5), (2, 30, 10), (3, 8, None)):
+        runs.runs += [{"round": round_, "load": "load", "way": "one", "value": one}]
+        runs.runs += [{"round": round_, "load": "load", "way": "other", "value": other}] if other else []
+    # Of rounds that have both.
+    assert runs.ratio("load", "value", "one", "other") == [2, 3]
+    assert runs.added("load", "value", "one", "other") == [5, 20]
+    assert runs.values("load", "one", "value") == [10, 30, 8]
+    assert paired.cell([10, 30, 8]) == "10 (8 to 30)" and paired.cell([]) == "-"
+    # What was sent before the moment does not count, even if it came after it.
+    assert carrier_ways.first_after([(0.9, 1.5), (1.2, 3), (1.4, 2.5)], 1) == 1.5
+    times = carrier_ways.times([(0, 9), (1, 1.25), (2, 2.5)], cold=1)
+    assert times == {"p50 µs": 250_000, "p99 µs": 500_000}, times
+
+
 def outside():
     """The bench of transports is neither in the workspace nor in its lock."""
     package = tomllib.loads((transports_ways.PACKAGE / "Cargo.toml").read_text())
@@ -272,7 +291,7 @@ def outside():
 
 
 def main(matrix):
-    for check in (metrics, losses, relays, loads, tunnels, paths, modems, repairs, plots, transports, outside):
+    for check in (metrics, losses, relays, loads, tunnels, paths, modems, repairs, plots, transports, pairs, outside):
         check()
     rows = [
         accounts.with_costs(

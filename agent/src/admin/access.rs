@@ -7,7 +7,10 @@ use std::{
     time::Instant,
 };
 
-use base::{panics::lock, throttle::Throttle};
+use base::{
+    panics::lock,
+    throttle::{Throttle, counted},
+};
 use config::Token;
 use hyper::{
     HeaderMap,
@@ -72,7 +75,7 @@ impl Access {
         let read = tokio::task::spawn_blocking(move || Token::read(&path)).await;
         let token = read.map_err(|_| Denied::NoToken)?.map_err(|error| {
             if let Some(suppressed) = lock(&self.log).allow(now) {
-                let remedy = error.remedy();
+                let (remedy, suppressed) = (error.remedy(), counted(suppressed));
                 tracing::warn!(%error, remedy, suppressed, "the admin server refuses all that need metrics.token_file");
             }
             Denied::NoToken

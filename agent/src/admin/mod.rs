@@ -5,6 +5,7 @@
 //! | how connections are taken, and how their number and their time are bounded | this one |
 //! | which paths there are, and what each answers | `answers.rs` |
 //! | who may ask | `access.rs` |
+//! | its thread, and what a reload does with it | `servers.rs` |
 //! | what a browser gets | `page/`, which `assets.rs` serves |
 //!
 //! It answers one request per connection and holds few connections for a short time, so that nobody who reaches the
@@ -22,7 +23,10 @@ use std::{
     time::Duration,
 };
 
-use base::{panics::Part, throttle::Throttle};
+use base::{
+    panics::Part,
+    throttle::{Throttle, counted},
+};
 use hyper::{Request, body::Incoming, server::conn::http1, service::service_fn};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use net::task;
@@ -37,10 +41,12 @@ use tokio::{
 mod access;
 mod answers;
 mod assets;
+mod servers;
 #[cfg(test)]
 mod tests;
 
 pub use answers::{Admin, PageSlot};
+pub use servers::AdminServers;
 
 /// How many connections may be open at once; beyond it the one that has the weakest claim makes room for a new one.
 pub const MAX_CONNECTIONS: usize = 64;
@@ -73,6 +79,7 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
             Ok((_, from)) if !admin.access.admits(from.ip()) => {
                 admin.metrics.admin.refuse(AdminRefusal::Source);
                 if let Some(suppressed) = source_log.allow((admin.clock)()) {
+                    let suppressed = counted(suppressed);
                     tracing::info!(%from, suppressed, "the admin server refused a client that is not in metrics.allow");
                 }
             }
@@ -87,7 +94,11 @@ pub async fn serve(listener: TcpListener, admin: Admin, mut stop: watch::Receive
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
                 if let Some(suppressed) = failed_log.allow((admin.clock)()) {
-                    tracing::warn!(%error, suppressed, "the admin server cannot accept connections");
+                    let suppressed = counted(suppressed);
+                    tracing::warn!(
+                        %error, suppressed,
+                        "the admin server cannot accept connections (remedy: look at culvert_process_open_fds and LimitNOFILE=)"
+                    );
                 }
                 sleep(ACCEPT_PAUSE).await;
             }

@@ -39,6 +39,7 @@ use net::{
 };
 use ops::metrics::Visitors;
 use tokio::{
+    net::lookup_host,
     runtime,
     sync::mpsc,
     time::{Instant, sleep},
@@ -83,14 +84,26 @@ struct Dialler {
     failures: Mutex<Failures>,
     /// Packets that streams have left behind.
     discarded: Arc<AtomicU64>,
-    thread: OnceLock<Option<mpsc::Sender<Wanted>>>,
+    thread: OnceLock<Option<mpsc::Sender<Task>>>,
 }
+
+/// What the thread is asked to do: for a stream, or for a name.
+enum Task {
+    Carry(Wanted),
+    /// Looks up an endpoint over UDP once more.
+    LookUp(Endpoint),
+}
+
+/// The shortest time between two look-ups of the same endpoint for streams that last: that between two questions whether UDP passes.
+const LOOK_UP_INTERVAL: Duration = PAUSES[1];
 
 /// The endpoints over UDP of a peer that has a URL.
 #[derive(Default)]
 struct OverUdp {
     /// Each endpoint's addresses, as they were last looked up.
     addresses: Vec<(Endpoint, Vec<SocketAddr>)>,
+    /// When streams last had them looked up.
+    asked: Option<std::time::Instant>,
     experience: Arc<Experience>,
 }
 
@@ -172,11 +185,48 @@ impl Dialler {
         dialled.iter().any(|endpoint| !endpoint.is_over_tcp()).then_some(beside)
     }
 
-    fn dial(self: &Arc<Self>, wanted: Wanted) {
+    /// Where UDP beside a label leads instead of to `from`, where none of its endpoints is any more. Has them looked up again.
+    fn moved(self: &Arc<Self>, label: SocketAddr, from: SocketAddr) -> Option<SocketAddr> {
+        let (due, to) = {
+            let mut all = lock(&self.over_udp);
+            let known = all.get_mut(&label)?;
+            let now = SystemClock.now();
+            let is_due = known.asked.is_none_or(|at| now.saturating_duration_since(at) >= LOOK_UP_INTERVAL);
+            let due: Vec<Endpoint> = if is_due {
+                known.asked = Some(now);
+                known.addresses.iter().map(|(endpoint, _)| endpoint.clone()).collect()
+            } else {
+                Vec::new()
+            };
+            let mut addresses = known.addresses.iter().rev().flat_map(|(_, addresses)| addresses);
+            let is_there = addresses.clone().any(|address| *address == from);
+            let to = addresses.find(|address| address.is_ipv6() == from.is_ipv6());
+            (due, to.copied().filter(|_| !is_there))
+        };
+        for endpoint in due {
+            self.hand_over(Task::LookUp(endpoint));
+        }
+        to
+    }
+
+    fn hand_over(self: &Arc<Self>, task: Task) {
         let sender = self.thread.get_or_init(|| start(self));
-        let taken = sender.as_ref().is_some_and(|sender| sender.try_send(wanted).is_ok());
+        let taken = sender.as_ref().is_some_and(|sender| sender.try_send(task).is_ok());
         if !taken {
             tracing::debug!("a stream is not dialled: there is no thread, or too many wait for it");
+        }
+    }
+
+    /// Looks up an endpoint over UDP; if that fails, its addresses stay.
+    async fn look_up(&self, endpoint: &Endpoint) {
+        match lookup_host((&*endpoint.host, endpoint.port)).await {
+            Ok(addresses) => {
+                let addresses: Vec<SocketAddr> = addresses.collect();
+                if !addresses.is_empty() {
+                    self.resolved(&endpoint.host, endpoint.port, &addresses);
+                }
+            }
+            Err(error) => tracing::debug!(%endpoint, %error, "UDP beside a stream is not looked up"),
         }
     }
 
@@ -193,9 +243,9 @@ impl Dialler {
 
     /// Carries packets until the worker is done with them, over one stream after the other.
     async fn carry(&self, wanted: Wanted) {
-        let Wanted { label, port, line } = wanted;
+        let Wanted { label, port, queue } = wanted;
         let mut pause = PAUSES[0];
-        while !line.is_closed() {
+        while !queue.is_closed() {
             let Some(target) = self.target(label) else { return };
             let peer = Arc::clone(&target.peer.name);
             let since = Instant::now();
@@ -203,10 +253,10 @@ impl Dialler {
                 Ok(Opened { stream, first, probe }) => {
                     tracing::debug!(peer = &*peer, "a carrier is open");
                     lock(&self.failures).remove(&peer);
-                    line.opens(Some(probe));
+                    queue.opens(Some(probe));
                     let put = |packet: &[u8]| port.put(label, packet);
-                    let ended = pump::run(stream, Role::Client, &first, &line, put).await;
-                    line.opens(None);
+                    let ended = pump::run(stream, Role::Client, &first, &queue, put).await;
+                    queue.opens(None);
                     tracing::debug!(peer = &*peer, %ended, "a carrier has ended");
                     // The stream has been of use: the next one is dialled soon.
                     if since.elapsed() > PAUSES[1] {
@@ -218,14 +268,14 @@ impl Dialler {
                     let suppressed = lock(&self.failed_log).allow(SystemClock.now());
                     if let Some(suppressed) = suppressed {
                         tracing::warn!(
-                            peer = &*peer, %error, suppressed,
+                            peer = &*peer, %error, suppressed = base::throttle::counted(suppressed),
                             "cannot open a carrier over TCP (remedy: {})", error.remedy()
                         );
                     }
                 }
             }
             // What has waited so long is no longer worth it.
-            line.discard();
+            queue.discard();
             sleep(pause).await;
             pause = (pause * 2).min(PAUSES[1]);
         }
@@ -233,26 +283,32 @@ impl Dialler {
 }
 
 /// Starts the thread that dials; `None` if it cannot be.
-fn start(dialler: &Arc<Dialler>) -> Option<mpsc::Sender<Wanted>> {
-    let (sender, mut streams) = mpsc::channel::<Wanted>(MOST_WAITING);
+fn start(dialler: &Arc<Dialler>) -> Option<mpsc::Sender<Task>> {
+    let (sender, mut tasks) = mpsc::channel::<Task>(MOST_WAITING);
     let dialler = Arc::clone(dialler);
     let runtime = runtime::Builder::new_current_thread().enable_all().build();
     let started = runtime.and_then(|runtime| {
         let serve = async move {
-            while let Some(wanted) = streams.recv().await {
+            while let Some(task) = tasks.recv().await {
                 let dialler = Arc::clone(&dialler);
-                drop(task::spawn(Part::Carrier, async move { dialler.carry(wanted).await }));
+                let work = async move {
+                    match task {
+                        Task::Carry(wanted) => dialler.carry(wanted).await,
+                        Task::LookUp(endpoint) => dialler.look_up(&endpoint).await,
+                    }
+                };
+                drop(task::spawn(Part::Carrier, work));
             }
         };
         let run = move || {
             if panics::isolate(Part::Carrier, || runtime.block_on(serve)).is_err() {
-                tracing::error!("no carrier is dialled any more until the daemon is restarted");
+                tracing::error!("no peer is dialled over TCP any more (remedy: restart the daemon)");
             }
             runtime.shutdown_background();
         };
         thread::Builder::new().name("culvert-carrier".to_owned()).spawn(run)
     });
-    started.map(|_| sender).inspect_err(|error| tracing::error!(%error, "no carrier can be dialled")).ok()
+    started.map(|_| sender).inspect_err(|error| tracing::error!(%error, "no peer can be dialled over TCP (remedy: restart the daemon, once the cause is gone)")).ok()
 }
 
 /// The carriers of this agent, those that it dials and those that it takes.
@@ -295,7 +351,7 @@ impl Carriers for OfWorker {
     }
 
     fn dial(&self, wanted: Wanted) {
-        self.dialler.dial(wanted);
+        self.dialler.hand_over(Task::Carry(wanted));
     }
 
     fn discarded(&self) -> Arc<AtomicU64> {
@@ -312,6 +368,10 @@ impl Carriers for OfWorker {
 
     fn beside(&self, address: SocketAddr) -> Option<Beside> {
         self.dialler.beside(address)
+    }
+
+    fn moved(&self, label: SocketAddr, from: SocketAddr) -> Option<SocketAddr> {
+        self.dialler.moved(label, from)
     }
 
     fn listens(&self) -> Option<Arc<Port>> {

@@ -4,7 +4,7 @@ use std::{io, pin::pin, sync::Mutex, time::Duration};
 
 use base::panics::lock;
 use h3::websocket::{self, Event, Reader, Role, Violation};
-use net::carrier::Line;
+use net::carrier::StreamQueue;
 use socket2::{Socket, TcpKeepalive};
 use tokio::{
     io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadHalf, WriteHalf, split},
@@ -67,10 +67,10 @@ pub(crate) async fn run<S: AsyncRead + AsyncWrite>(
     stream: S,
     role: Role,
     first: &[u8],
-    line: &Line,
+    queue: &StreamQueue,
     put: impl FnMut(&[u8]) -> bool,
 ) -> Ended {
-    run_with(PATIENCE, stream, role, first, line, put).await
+    run_with(PATIENCE, stream, role, first, queue, put).await
 }
 
 async fn run_with<S: AsyncRead + AsyncWrite>(
@@ -78,7 +78,7 @@ async fn run_with<S: AsyncRead + AsyncWrite>(
     stream: S,
     role: Role,
     first: &[u8],
-    line: &Line,
+    queue: &StreamQueue,
     put: impl FnMut(&[u8]) -> bool,
 ) -> Ended {
     let (input, output) = split(stream);
@@ -86,7 +86,7 @@ async fn run_with<S: AsyncRead + AsyncWrite>(
     let mut reader = Reader::new(role);
     reader.buffer().extend_from_slice(first);
     let reads = pin!(read(input, reader, patience.silence, &pongs, put));
-    let writes = pin!(write(output, role, patience.ping, line, &pongs));
+    let writes = pin!(write(output, role, patience.ping, queue, &pongs));
     tokio::select! {
         ended = reads => ended,
         ended = writes => ended,
@@ -141,7 +141,7 @@ async fn write<S: AsyncWrite>(
     mut output: WriteHalf<S>,
     role: Role,
     ping: Duration,
-    line: &Line,
+    queue: &StreamQueue,
     pongs: &Pongs,
 ) -> Ended {
     let key = || (role == Role::Client).then(rand::random);
@@ -153,9 +153,9 @@ async fn write<S: AsyncWrite>(
     loop {
         let mut is_open = true;
         tokio::select! {
-            ready = line.ready() => {
+            ready = queue.ready() => {
                 is_open = ready;
-                while out.len() < MOST_WRITTEN && let Some(packet) = line.take() {
+                while out.len() < MOST_WRITTEN && let Some(packet) = queue.take() {
                     websocket::put_packet(&mut out, &packet, key());
                 }
             }

@@ -26,7 +26,7 @@ async fn served(
         true
     };
     let (ended, ()) =
-        tokio::join!(run_with(patience, near, Role::Server, first, accepted.line(), put), async {
+        tokio::join!(run_with(patience, near, Role::Server, first, accepted.queue(), put), async {
             far(&mut other).await;
             drop(other);
         });

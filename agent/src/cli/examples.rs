@@ -123,6 +123,7 @@ const EXAMPLES: &[Example] = &[
         "one more network, until the end of the year",
         "culvert user set anna --network +10.2.0.0/16 --expires 2027-01-01",
     ),
+    to("a user with a certificate", "culvert user add carl --service web --client-key carl.pem"),
     to("a new password", "culvert user set anna --new-password"),
     to("shut a user out, at once", "culvert user remove anna"),
     to("reset a TCP connection whose reader has stopped", "culvert forward end 5f3a9c-17"),

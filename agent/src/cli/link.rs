@@ -58,7 +58,7 @@ fn endpoint(transport: &Transport) -> Result<Endpoint, LinkError> {
     if address.port() == 0 {
         return Err(LinkError::AnyPort);
     }
-    Ok(Endpoint { host: address.ip().to_string(), port: address.port() })
+    Ok(Endpoint::new(address.ip().to_string(), address.port()))
 }
 
 #[cfg(test)]

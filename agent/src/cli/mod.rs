@@ -45,6 +45,7 @@ mod run;
 mod status;
 mod uplink;
 mod user;
+mod user_credentials;
 mod watch;
 
 /// Carries UDP flows, IP packets and TCP forwards between sites over QUIC

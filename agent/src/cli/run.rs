@@ -33,7 +33,7 @@ impl Run {
         log::init(config.log).map_err(anyhow::Error::from)?;
         panics::install();
         if let Err(error) = hidden {
-            tracing::warn!(%error, "this process's memory, keys included, may reach a core file or a debugger");
+            tracing::warn!(%error, "this process's memory, keys included, may reach a core file or a debugger (remedy: allow prctl and setrlimit)");
         }
         for note in &config.notes {
             tracing::warn!("{}: {note}", note.place(&self.config));

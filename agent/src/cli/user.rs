@@ -1,4 +1,4 @@
-//! `culvert user`: users of the web server, who have a password.
+//! `culvert user`: users of the web server, who have a password or a certificate.
 
 use std::path::{Path, PathBuf};
 
@@ -22,6 +22,7 @@ use super::{
     peer::set::Elements,
     reach::{DEFAULT_CONFIG, Offline, Reach, Reached, unexpected},
     reload::shown,
+    user_credentials::{Hash, chosen, client_key},
 };
 use crate::out;
 
@@ -38,6 +39,7 @@ enum Command {
     Add(Add),
     Set(Set),
     Export(Export),
+    Hash(Hash),
     Remove(Remove),
 }
 
@@ -52,6 +54,8 @@ struct List {
 }
 
 /// Let a user in, keep it in the state file, and show its password, once
+///
+/// Without one of the two options below that say otherwise, the password is made.
 #[derive(Debug, Args)]
 struct Add {
     /// What to call it
@@ -71,6 +75,12 @@ struct Add {
     /// From when on it is let in no more, as in 2027-01-31
     #[arg(long, value_name = "TIME")]
     expires: Option<String>,
+    /// Let it in with a certificate: sha256: and the hash of its public key, or a file with the certificate (PEM)
+    #[arg(long, value_name = "HASH|FILE")]
+    client_key: Option<String>,
+    /// Read a password that a person has chosen from standard input, and keep its Argon2id hash
+    #[arg(long)]
+    password_from_stdin: bool,
     #[command(flatten)]
     reach: Reach,
     /// Say what was done as a JSON object
@@ -104,9 +114,15 @@ struct Set {
     /// Let it in again
     #[arg(long)]
     enable: bool,
+    /// Let it in with a certificate: sha256: and the hash of its public key, or a file with the certificate (PEM); none: no more
+    #[arg(long, value_name = "HASH|FILE|none")]
+    client_key: Option<String>,
     /// Make another password, and show it, once
     #[arg(long)]
     new_password: bool,
+    /// Read a password that a person has chosen from standard input, and keep its Argon2id hash
+    #[arg(long, conflicts_with = "new_password")]
+    password_from_stdin: bool,
     #[command(flatten)]
     reach: Reach,
     /// Say what was done as a JSON object
@@ -144,6 +160,7 @@ impl User {
             Command::Add(command) => command.execute(),
             Command::Set(command) => command.execute(),
             Command::Export(command) => command.execute(),
+            Command::Hash(command) => command.execute(),
             Command::Remove(command) => command.execute(),
         }
     }
@@ -172,6 +189,7 @@ impl List {
                 ("FROM", |user| user.origin.clone()),
                 ("SERVICES", |user| joined(&user.services)),
                 ("NETWORKS", |user| joined(&user.networks)),
+                ("WITH", |user| joined(&user.credentials)),
                 ("RATE", |user| user.rate_bits_per_second.map_or_else(|| "-".to_owned(), bit_rate)),
                 ("EXPIRES", |user| user.expires.map_or_else(|| "-".to_owned(), day)),
                 ("STATE", |user| if user.disabled { "disabled" } else { "" }.to_owned()),
@@ -201,10 +219,14 @@ fn password() -> Result<(PasswordKey, Zeroizing<String>), Failure> {
 
 impl Add {
     fn execute(self) -> Result<(), Failure> {
-        let (key, password) = password()?;
+        let chosen = self.password_from_stdin.then(chosen).transpose()?;
+        let client_key = self.client_key.as_deref().map(client_key).transpose()?;
+        let made = (chosen.is_none() && client_key.is_none()).then(password).transpose()?;
         let new = NewUser {
             name: self.name.clone(),
-            password_key: key.to_string(),
+            password_key: made.as_ref().map(|(key, _)| key.to_string()),
+            password_hash: chosen.map(|hash| hash.to_string()),
+            client_key: client_key.map(|key| key.to_string()),
             services: self.services,
             networks: self.networks,
             addresses: self.addresses,
@@ -220,7 +242,8 @@ impl Add {
                 Some(offline)
             }
         };
-        let said = Said { what: "added", name: &self.name, password: Some(&password), json: self.json };
+        let password = made.as_ref().map(|(_, password)| password);
+        let said = Said { what: "added", name: &self.name, password, json: self.json };
         said.say(offline.as_ref(), &[], &self.reach)
     }
 }
@@ -262,14 +285,35 @@ impl Set {
         if self.disable || self.enable {
             change.set.insert("disabled".to_owned(), KeyValue::Switch(self.disable));
         }
-        if let Some(key) = key {
-            change.set.insert("password_key".to_owned(), KeyValue::Text(key.to_string()));
-        }
+        self.change_credentials(key, &mut change)?;
         if change == (PeerChange { name: self.name.clone(), ..PeerChange::default() }) {
             let remedy = "say what, as in --network +10.3.0.0/16; culvert user set --help";
             return Err(Failure::Input(format!("nothing is to be changed (remedy: {remedy})")));
         }
         Ok(change)
+    }
+
+    fn change_credentials(&self, made: Option<&PasswordKey>, change: &mut PeerChange) -> Result<(), Failure> {
+        let chosen = self.password_from_stdin.then(chosen).transpose()?;
+        let passwords = [
+            ("password_key", "password_hash", made.map(ToString::to_string)),
+            ("password_hash", "password_key", chosen.map(|hash| hash.to_string())),
+        ];
+        for (key, other, value) in passwords {
+            if let Some(value) = value {
+                change.set.insert(key.to_owned(), KeyValue::Text(value));
+                change.unset.insert(other.to_owned());
+            }
+        }
+        match self.client_key.as_deref() {
+            Some("none") => drop(change.unset.insert("client_key".to_owned())),
+            Some(text) => {
+                let key = client_key(text)?.to_string();
+                change.set.insert("client_key".to_owned(), KeyValue::Text(key));
+            }
+            None => {}
+        }
+        Ok(())
     }
 }
 

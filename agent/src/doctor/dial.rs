@@ -110,7 +110,7 @@ pub(super) fn small(config: &Config, remotes: &[(usize, SocketAddr)]) -> Config 
             SocketAddr::V6(v6) if v6.scope_id() != 0 => format!("{}%{}", v6.ip(), v6.scope_id()),
             SocketAddr::V4(_) | SocketAddr::V6(_) => remote.ip().to_string(),
         };
-        let endpoints = vec![identity::Endpoint { host, port: remote.port() }];
+        let endpoints = vec![identity::Endpoint::new(host, remote.port())];
         let peer = config.peers.get(*place)?.clone();
         let (services, allowed_ips) = (Vec::new(), Vec::new());
         let carrier = config::Carrier::Off;

@@ -40,7 +40,7 @@ pub(super) fn configuration(facts: &Facts) -> Vec<Finding> {
             if severity == Severity::Note && problem.key_path == "metrics.allow" {
                 continue;
             }
-            let found = at(problem.place(path), &problem.key_path);
+            let found = at(problem.place(path), &problem.key());
             findings.push(found.but(severity, problem.problem.clone(), problem.remedy.clone()));
         }
     }

@@ -80,14 +80,14 @@ fn start() -> Option<mpsc::Sender<Ask>> {
     let started = runtime::Builder::new_current_thread().enable_all().build().and_then(|runtime| {
         thread::Builder::new().name("culvert-site".to_owned()).spawn(move || {
             if panics::isolate(Part::Site, || runtime.block_on(serve(waiting))).is_err() {
-                tracing::error!("the site of [http] is not asked any more until the daemon is restarted");
+                tracing::error!("the site of [http] is not asked any more (remedy: restart the daemon)");
             }
         })
     });
     match started {
         Ok(_) => Some(asks),
         Err(error) => {
-            tracing::error!(%error, "the site of [http] cannot be asked");
+            tracing::error!(%error, "the site of [http] cannot be asked (remedy: restart the daemon, once the cause is gone)");
             None
         }
     }
@@ -307,7 +307,7 @@ mod tests {
     #[tokio::test]
     async fn look_ups_of_the_site_are_bounded_also_when_they_were_given_up() {
         static PLACES: Semaphore = Semaphore::const_new(2);
-        let site = Endpoint { host: "site.example".to_owned(), port: 80 };
+        let site = Endpoint::new("site.example".to_owned(), 80);
         let (end, ended) = mpsc::sync_channel::<()>(0);
         let ended = Arc::new(Mutex::new(ended));
         let slow = || {

@@ -71,7 +71,7 @@ impl Begun {
 
 async fn run(client: OnUpgrade, carrier: &Carrier) {
     let Ok(client) = client.await else { return };
-    let (source, line) = (client_of(carrier.accepted.source()), carrier.accepted.line());
+    let (source, queue) = (client_of(carrier.accepted.source()), carrier.accepted.queue());
     let put = |packet: &[u8]| carrier.accepted.put(packet);
     tracing::debug!(%source, "a client has opened a carrier");
     let ended = match client.downcast::<TokioIo<Plain>>() {
@@ -79,9 +79,9 @@ async fn run(client: OnUpgrade, carrier: &Carrier) {
             let stream = parts.io.into_inner();
             // Packets go over it without these, too.
             pump::prepare(&SockRef::from(stream.tcp())).ok();
-            pump::run(stream, Role::Server, &parts.read_buf, line, put).await
+            pump::run(stream, Role::Server, &parts.read_buf, queue, put).await
         }
-        Err(stream) => pump::run(TokioIo::new(stream), Role::Server, &[], line, put).await,
+        Err(stream) => pump::run(TokioIo::new(stream), Role::Server, &[], queue, put).await,
     };
     tracing::debug!(%source, %ended, "a client's carrier has ended");
 }

@@ -5,6 +5,7 @@ use std::{error::Error, io, net::SocketAddr, pin::pin, sync::Arc, time::Duration
 use base::panics::Part;
 use bytes::BytesMut;
 use config::Config;
+use gate::client_key::ClientKey;
 use hyper::{
     rt::Executor,
     server::conn::{http1, http2},
@@ -91,7 +92,7 @@ async fn run(
     SockRef::from(&stream).set_tcp_keepalive(&KEEPALIVE).ok();
     let activity = Arc::clone(&place.activity);
     let begin = begin(&server, &config, stream, from, is_trusted, &mut place);
-    let (plain, version, peer) = tokio::select! {
+    let Begun { plain, version, peer, key } = tokio::select! {
         begun = begin => match begun? {
             Some(begun) => begun,
             None => return Ok(()),
@@ -102,14 +103,21 @@ async fn run(
     activity.begins();
     let is_tls = config.http.tls;
     let next_sending = NextSending::default();
-    let visit = Arc::new(Visit { server, config, version, peer, port, is_tls, place, next_sending });
+    let visit = Arc::new(Visit { server, config, version, peer, port, is_tls, key, place, next_sending });
     match version {
         HttpVersion::Http1 => http1(plain, visit).await,
         HttpVersion::Http2 => http2(plain, visit).await,
     }
 }
 
-type Begun = (Plain, HttpVersion, SocketAddr);
+/// A connection whose TLS, if it has that, is complete.
+struct Begun {
+    plain: Plain,
+    version: HttpVersion,
+    peer: SocketAddr,
+    /// The key of the client's certificate.
+    key: Option<ClientKey>,
+}
 
 /// Reads the PROXY header if there may be one, and completes TLS; `None`: the client has left.
 async fn begin(
@@ -146,22 +154,24 @@ async fn begin(
             Err(_) => return Ok(None),
         };
         let socket = Socket::new(stream, first.freeze(), Arc::clone(activity));
-        return Ok(Some((Plain::Socket(socket), version, from)));
+        return Ok(Some(Begun { plain: Plain::Socket(socket), version, peer: from, key: None }));
     }
     let Some(certificate) = &config.certificate else { return Ok(None) };
     if !server.places.may_shake_hands(Instant::now()) {
         return Err(TcpRefused::Hurry);
     }
     let socket = Socket::new(stream, first.freeze(), Arc::clone(activity));
-    let tls = match TlsAcceptor::from(certificate.tls()).accept(socket).await {
-        Ok(tls) => tls,
-        // Scans that connect and leave are not worth a count.
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
-        Err(_) => return Err(TcpRefused::Handshake),
-    };
+    let tls =
+        match TlsAcceptor::from(certificate.tls(server.users.asks_for_certificates())).accept(socket).await {
+            Ok(tls) => tls,
+            // Scans that connect and leave are not worth a count.
+            Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => return Ok(None),
+            Err(_) => return Err(TcpRefused::Handshake),
+        };
     let is_http2 = tls.get_ref().1.alpn_protocol() == Some(b"h2");
     let version = if is_http2 { HttpVersion::Http2 } else { HttpVersion::Http1 };
-    Ok(Some((Plain::Tls(Box::new(tls)), version, from)))
+    let key = ClientKey::of_chain(tls.get_ref().1.peer_certificates());
+    Ok(Some(Begun { plain: Plain::Tls(Box::new(tls)), version, peer: from, key }))
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

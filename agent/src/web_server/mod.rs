@@ -71,7 +71,7 @@ pub(crate) fn start(metrics: &Arc<Metrics>, users: &Arc<Users>, exit: &Arc<Exit>
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let run = move || {
             if panics::isolate(Part::Site, || runtime.block_on(serve(told, metrics, users, exit))).is_err() {
-                tracing::error!("http.listen is not served any more until the daemon is restarted");
+                tracing::error!("http.listen is not served any more (remedy: restart the daemon)");
             }
             // A name of a site may be looked up for half a minute.
             runtime.shutdown_background();
@@ -112,7 +112,7 @@ async fn serve(
                         accepting.insert(address, task::spawn(Part::Site, accept));
                     }
                     Err(error) => {
-                        tracing::error!(%address, %error, "cannot accept connections at http.listen")
+                        tracing::error!(%address, %error, "cannot accept connections at http.listen (remedy: restart the daemon, once the cause is gone)")
                     }
                 }
             }
@@ -134,6 +134,7 @@ async fn accept(listener: TcpListener, server: Arc<Server>) {
             Err(error) if is_of_one_connection(&error) => {}
             Err(error) => {
                 if let Some(suppressed) = failed_log.allow(SystemClock.now()) {
+                    let suppressed = base::throttle::counted(suppressed);
                     tracing::warn!(%error, suppressed, "http.listen cannot accept connections (remedy: look at culvert_process_open_fds and LimitNOFILE=)");
                 }
                 sleep(PAUSE).await;

@@ -56,10 +56,13 @@ pub(super) async fn answer(
     {
         return Ok(begun.answer(asking));
     }
-    if let Some(grant) = user::sender(&visit, request.headers()) {
-        if let Some(wanted) = user::wanted(&request, asked) {
-            return Ok(user::answer(&visit, request, grant, wanted, asking).await);
-        }
+    let sender = user::sender(&visit, request.headers()).await;
+    if let Some(grant) = sender.grant
+        && let Some(wanted) = user::wanted(&request, asked)
+    {
+        return Ok(user::answer(&visit, request, grant, wanted, asking).await);
+    }
+    if sender.hides_authorization {
         // The password is not the site's.
         request.headers_mut().remove(AUTHORIZATION);
     }

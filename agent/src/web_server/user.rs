@@ -26,7 +26,8 @@ use tokio::{
     net::{TcpStream, UdpSocket},
 };
 use users::{
-    Grant, Open, Session, account::Refusal, policy::Transport, session::SessionKind, target::Target,
+    Grant, Open, Presents, Sender, Session, Verdict, account::Refusal, checks::Check, policy::Transport,
+    session::SessionKind, target::Target,
 };
 
 use super::{
@@ -40,12 +41,29 @@ use super::{
     way::{Ended, Way},
 };
 
-/// Who sends a request with these fields; `None`: nobody whose credentials are good. It is asked of every request, so that its time does
-/// not tell which of them are looked at.
-pub(super) fn sender(visit: &Visit, headers: &HeaderMap) -> Option<Grant> {
+/// Who sends a request with these fields, over a connection whose client may have shown a certificate. It is asked of every request, so that
+/// its time does not tell which of them are looked at; a password that a person has chosen is waited for.
+pub(super) async fn sender(visit: &Visit, headers: &HeaderMap) -> Sender {
     let value = |name| headers.get(name).map(HeaderValue::as_bytes);
-    let fields = [value(PROXY_AUTHORIZATION), value(AUTHORIZATION)];
-    visit.server.users.verify(fields, SystemClock.unix_seconds())
+    let presents = Presents {
+        fields: [value(PROXY_AUTHORIZATION), value(AUTHORIZATION)],
+        key: visit.key,
+        // A trusted server that says two things says nothing.
+        source: client(visit, headers).unwrap_or_else(|| visit.peer.ip()),
+    };
+    let verify = |checked: Option<&Check>| {
+        visit.server.users.verify(&presents, checked, SystemClock.unix_seconds(), SystemClock.now())
+    };
+    let mut verdict = verify(None);
+    loop {
+        match verdict {
+            Verdict::Known(sender) => return sender,
+            Verdict::Checks(mut check) => {
+                (&mut check).await;
+                verdict = verify(Some(&check));
+            }
+        }
+    }
 }
 
 /// What a user asks for, or why that is nothing.

@@ -7,6 +7,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use config::Config;
+use gate::client_key::ClientKey;
 use hyper::HeaderMap;
 use ops::metrics::{HttpVersion, Metrics, TcpOutcome, TcpRefused};
 use users::Users;
@@ -47,6 +48,8 @@ pub(super) struct Visit {
     /// The port that the client has connected to.
     pub(super) port: u16,
     pub(super) is_tls: bool,
+    /// The key of the client's certificate.
+    pub(super) key: Option<ClientKey>,
     pub(super) place: Place,
     /// Over HTTP/2, from the answer to a user's CONNECT to the task that sends on its stream.
     pub(super) next_sending: NextSending,

@@ -294,7 +294,7 @@ func (p *Peer) payload(c carrier, data []byte) {
 		p.opening(c, &payload)
 	case wire.ContextPiece:
 		p.piece(c, &payload)
-	case wire.ContextReport, wire.ContextNumbered, wire.ContextRepair, wire.ContextAsk:
+	case wire.ContextReport, wire.ContextNumbered, wire.ContextRepair, wire.ContextAsk, wire.ContextCopied:
 		// Our hello asks for none of them.
 		p.counts.unknown.Add(1)
 	default:

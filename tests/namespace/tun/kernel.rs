@@ -176,7 +176,7 @@ fn takes(space: &Space, packet: &str, device: &str) {
 }
 
 fn endpoint(host: &str) -> Vec<Endpoint> {
-    vec![Endpoint { host: host.to_owned(), port: 4433 }]
+    vec![Endpoint::new(host.to_owned(), 4433)]
 }
 
 #[test]

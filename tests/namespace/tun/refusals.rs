@@ -25,7 +25,7 @@ fn refused(space: &Space, mark: u32, allowed: &[&str], tun: &Tun) -> TunnelError
 fn holding_its_endpoint(prefix: &str) -> Config {
     let mut config = with_peers(77, &[prefix]);
     let host = config.peers[0].allowed_ips[0].addr().to_string();
-    config.peers[0].endpoints = vec![Endpoint { host, port: 4433 }];
+    config.peers[0].endpoints = vec![Endpoint::new(host, 4433)];
     config
 }
 

@@ -48,25 +48,36 @@ pub(crate) fn server(listen: SocketAddr, congestion: Congestion) -> anyhow::Resu
     Ok(endpoint(listen, Some(config))?)
 }
 
-/// An endpoint that dials from `bind`.
-pub(crate) fn client(bind: SocketAddr, congestion: Congestion) -> anyhow::Result<Endpoint> {
-    let crypto = rustls::ClientConfig::builder_with_provider(provider())
+/// An endpoint that dials from `bind` and speaks one of `protocols` (ALPN); without any, none is named.
+pub(crate) fn client(
+    bind: SocketAddr,
+    congestion: Congestion,
+    protocols: &[&[u8]],
+) -> anyhow::Result<Endpoint> {
+    let mut endpoint = endpoint(bind, None)?;
+    endpoint.set_default_client_config(client_config(congestion, protocols)?);
+    Ok(endpoint)
+}
+
+/// What such an endpoint dials with.
+pub(crate) fn client_config(congestion: Congestion, protocols: &[&[u8]]) -> anyhow::Result<ClientConfig> {
+    let mut crypto = rustls::ClientConfig::builder_with_provider(provider())
         .with_protocol_versions(&[&TLS13])?
         .dangerous()
         .with_custom_certificate_verifier(Arc::new(Anyone(provider())))
         .with_no_client_auth();
+    crypto.alpn_protocols = protocols.iter().map(|protocol| protocol.to_vec()).collect();
     let mut config = ClientConfig::new(Arc::new(QuicClientConfig::try_from(crypto)?));
     config.transport_config(transport(congestion));
-    let mut endpoint = endpoint(bind, None)?;
-    endpoint.set_default_client_config(config);
-    Ok(endpoint)
+    Ok(config)
 }
 
 fn endpoint(address: SocketAddr, server: Option<ServerConfig>) -> io::Result<Endpoint> {
     Endpoint::new(EndpointConfig::default(), server, udp::bound(address)?, Arc::new(TokioRuntime))
 }
 
-fn transport(congestion: Congestion) -> Arc<TransportConfig> {
+/// For an end of either kind.
+pub(crate) fn transport(congestion: Congestion) -> Arc<TransportConfig> {
     let mut config = TransportConfig::default();
     config.datagram_send_buffer_size(DATAGRAM_BUFFER_LEN);
     config.datagram_receive_buffer_size(Some(DATAGRAM_BUFFER_LEN));

@@ -71,7 +71,7 @@ pub(crate) async fn entry(
         SocketAddr::V4(_) => (Ipv4Addr::UNSPECIFIED, 0).into(),
         SocketAddr::V6(_) => (Ipv6Addr::UNSPECIFIED, 0).into(),
     };
-    let endpoint = quic::client(any, congestion)?;
+    let endpoint = quic::client(any, congestion, &[])?;
     let connection =
         endpoint.connect(peer, SERVER_NAME)?.await.with_context(|| format!("connecting to {peer}"))?;
     books.set_connection(connection.clone());

@@ -90,7 +90,12 @@ fn a_valid_configuration_passes() {
 #[test]
 fn an_unknown_key_is_refused() {
     let case = Case::new().add("keep_alive = \"1s\"\n");
-    case.is_refused(&["culvert.toml:16:", "peer[0].keep_alive", "unknown key", "did you mean keepalive?"]);
+    case.is_refused(&[
+        "culvert.toml:16:",
+        "peer \"exit\".keep_alive",
+        "unknown key",
+        "did you mean keepalive?",
+    ]);
 }
 
 #[test]
@@ -104,14 +109,14 @@ fn a_tunnel_is_accepted_and_its_mistakes_are_refused() {
     let case = || Case::new().add(tunnel);
     case().is_accepted();
     let allowed = |ips: &str| case().replace("[\"10.9.0.2\"]", ips);
-    let at = "culvert.toml:17: peer[0].allowed_ips[0]: ";
+    let at = "culvert.toml:17: peer \"exit\".allowed_ips[0]: ";
     allowed("[\"10.9.0.2/24\"]").is_refused(&[at, "remedy: write \"10.9.0.0/24\" for all of it"]);
     allowed("[\"10.9.0.1\"]").is_refused(&[at, "is our own address"]);
     allowed("[\"192.0.2.0/24\"]").is_refused(&[at, "192.0.2.0/24 holds 192.0.2.7", "set transport.mark"]);
     allowed("[\"0.0.0.0/0\"]").is_refused(&[at, "is a default route", "set transport.mark"]);
     let other = "[[peer]]\nname = \"b\"\npublic_key = \"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"\n\
                  allowed_ips = [\"10.9.0.2/32\"]\n";
-    case().add(other).is_refused(&["peer[1].allowed_ips[0]", "10.9.0.2/32 belongs to \"exit\""]);
+    case().add(other).is_refused(&["peer \"b\".allowed_ips[0]", "10.9.0.2/32 belongs to \"exit\""]);
     case()
         .replace("10.9.0.1/24", "192.0.2.1/24")
         .is_refused(&["culvert.toml:19: tun.address[0]", "192.0.2.7"]);
@@ -120,18 +125,20 @@ fn a_tunnel_is_accepted_and_its_mistakes_are_refused() {
     case().add("mtu = 1000\n").is_refused(&["culvert.toml:20: tun.mtu", "1280 to 65535"]);
     case()
         .replace("[tun]\naddress = [\"10.9.0.1/24\"]\n", "")
-        .is_refused(&["peer[0].allowed_ips", "add [tun]"]);
-    case().replace("allowed", "dscp = 64\nallowed").is_refused(&["peer[0].dscp", "0 to 63"]);
+        .is_refused(&["peer \"exit\".allowed_ips", "add [tun]"]);
+    case().replace("allowed", "dscp = 64\nallowed").is_refused(&["peer \"exit\".dscp", "0 to 63"]);
 }
 
 #[test]
 fn a_bad_address_is_refused() {
     Case::new()
         .replace("127.0.0.1:53\"", "dns.example\"")
-        .is_refused(&["service[0].upstream", "dns.example"]);
+        .is_refused(&["service \"dns\".upstream", "dns.example"]);
     Case::new().replace("127.0.0.1:4433", "127.0.0.1").is_refused(&["transport.listen[0]"]);
     Case::new().replace("127.0.0.1:5300", "127.0.0.1:70000").is_refused(&["udp[0].listen"]);
-    Case::new().add("endpoints = [\"exit.example.net\"]\n").is_refused(&["peer[0].endpoints[0]", "port"]);
+    Case::new()
+        .add("endpoints = [\"exit.example.net\"]\n")
+        .is_refused(&["peer \"exit\".endpoints[0]", "port"]);
 }
 
 #[test]
@@ -162,9 +169,9 @@ fn a_key_file_that_is_none_is_refused() {
 #[test]
 fn duplicate_names_are_refused() {
     let service = "[[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:54\"\n";
-    Case::new().add(service).is_refused(&["service[1].name", "\"dns\"", "choose another name"]);
+    Case::new().add(service).is_refused(&["service \"dns\".name", "\"dns\"", "choose another name"]);
     let peer = "[[peer]]\nname = \"exit\"\npublic_key = \"AgICAgICAgICAgICAgICAgICAgICAgICAgICAgICAgI\"\n";
-    Case::new().add(peer).is_refused(&["peer[1].name", "\"exit\"", "choose another name"]);
+    Case::new().add(peer).is_refused(&["peer \"exit\".name", "\"exit\"", "choose another name"]);
 }
 
 #[test]
@@ -177,14 +184,14 @@ fn a_forward_without_its_peer_is_refused() {
 fn our_own_key_as_a_peer_is_refused() {
     let case = Case::new();
     let own = text(&culvert(&["pubkey", case.key_file().to_str().unwrap()]).stdout);
-    case.replace(KEY, own.trim()).is_refused(&["peer[0].public_key"]);
+    case.replace(KEY, own.trim()).is_refused(&["peer \"exit\".public_key"]);
 }
 
 #[test]
 fn all_problems_are_told_at_once() {
     let case =
         Case::new().replace("127.0.0.1:53\"", "nowhere\"").replace("peer = \"exit\"", "peer = \"exti\"");
-    case.is_refused(&["service[0].upstream"]);
+    case.is_refused(&["service \"dns\".upstream"]);
     case.is_refused(&["udp[0].peer"]);
 }
 
@@ -288,7 +295,7 @@ fn genpsk_never_overwrites_and_its_key_is_one_that_a_peer_can_have() {
     let exposed = check();
     assert_eq!(exposed.status.code(), Some(2));
     let words = text(&exposed.stderr);
-    assert!(words.contains("peer[0].preshared_key_file") && words.contains("chmod o= "), "{words}");
+    assert!(words.contains("peer \"p\".preshared_key_file") && words.contains("chmod o= "), "{words}");
 }
 
 #[test]
@@ -325,4 +332,39 @@ fn a_file_in_another_encoding_says_which_and_how_to_convert_it() {
     fs::write(&file, format!("\u{feff}{}", case.text)).unwrap();
     let output = culvert(&["check", "--config", file.to_str().unwrap()]);
     assert_eq!(output.status.code(), Some(0), "{}", text(&output.stderr));
+}
+
+#[test]
+fn a_table_is_shown_by_its_name_wherever_it_stands() {
+    let case = Case::new()
+        .add("lanes = 65\n[[peer]]\nname = \"lyon\"\npublic_key = \"x\"\n[[peer]]\npublic_key = \"y\"\n")
+        .add("[[peer]]\nname = \"a b\"\npublic_key = \"z\"\n");
+    case.is_refused(&["culvert.toml:16: peer \"exit\".lanes: 65 is out of range"]);
+    case.is_refused(&["culvert.toml:19: peer \"lyon\".public_key: "]);
+    // Without a name, or one that is none, it is counted.
+    case.is_refused(&["culvert.toml:21: peer[2].public_key: "]);
+    case.is_refused(&["culvert.toml:23: peer[3].name: \"a b\" is not a name"]);
+    let user = "[[user]]\nname = \"anna\"\nservices = [\"nope\"]\n";
+    Case::new().add(user).is_refused(&["user \"anna\".services[0]"]);
+    let line = "[[transport.uplink]]\nname = \"dsl\"\nweight = 0\n";
+    Case::new().add(line).is_refused(&["transport.uplink \"dsl\".weight"]);
+    // Of a range, that of the range, once.
+    let range = "[[service]]\nname = \"games\"\nupstream = \"127.0.0.1:6000-6009\"\nidle = \"0s\"\n";
+    Case::new().add(range).is_refused(&["service \"games\".idle"]);
+}
+
+#[test]
+fn what_is_not_toml_is_named_with_what_to_write() {
+    for (line, words) in [
+        ("keepalive = 25s", ["25s is neither a number nor a text in quotes", "keepalive = \"25s\""]),
+        ("lanes: 3", ["key with no value", "write lanes = 3"]),
+        ("[tun", ["unclosed table", "as in [tun]"]),
+        ("[transport]", ["\"transport\" is there twice", "remove one"]),
+    ] {
+        Case::new().add(&format!("{line}\n")).is_refused(&[
+            "culvert.toml:16: not TOML: ",
+            words[0],
+            words[1],
+        ]);
+    }
 }

@@ -11,6 +11,7 @@ mod import;
 mod init;
 mod logs;
 mod manual;
+mod metrics_reload;
 mod peer;
 mod peer_quota;
 mod peer_set;

@@ -198,7 +198,7 @@ fn a_broken_state_file_is_named_with_its_line() {
     site.succeeds(&["peer", "add", "a", &key]);
     let broken = fs::read_to_string(site.state()).unwrap() + "flow_quota = 7\n";
     fs::write(site.state(), &broken).unwrap();
-    let place = format!("peers.toml:{}: peer[0].flow_quota", broken.lines().count());
+    let place = format!("peers.toml:{}: peer \"a\".flow_quota", broken.lines().count());
     for command in [&["check"][..], &["run"], &["peer", "list"], &["peer", "add", "b", &key]] {
         site.fails(command, 2, &[&place, "remedy: "]);
     }
@@ -246,12 +246,12 @@ fn peers_of_the_configuration_and_of_forwards_are_treated_with_care() {
     );
     // The same name with another key, and the same key under another name.
     fs::write(site.state(), peer.replace(&fixed, &site.key("another"))).unwrap();
-    site.fails(&["check"], 2, &["peers.toml:2: peer[0].name", "of the configuration"]);
+    site.fails(&["check"], 2, &["peers.toml:2: peer \"fixed\".name", "of the configuration"]);
     fs::write(site.state(), peer.replace("\"fixed\"", "\"renamed\"")).unwrap();
     site.fails(
         &["check"],
         2,
-        &["peers.toml:3: peer[0].public_key", "peer[0].public_key of the configuration"],
+        &["peers.toml:3: peer \"renamed\".public_key", "peer \"fixed\".public_key of the configuration"],
     );
 }
 

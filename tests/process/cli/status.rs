@@ -201,6 +201,7 @@ fn documented(printed: &[Value]) {
         "peers[].send_error.",
         "peers[].contested.",
         "peers[].carrier_error.",
+        "peers[].copies.",
         "peers[].lines[]",
         "uplinks[]",
         "talkers[]",

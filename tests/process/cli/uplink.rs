@@ -61,7 +61,7 @@ fn a_test_of_lines_that_there_are_not_is_refused() {
     let text = fs::read_to_string(pair.entry.config()).unwrap();
     let silent = text.lines().filter(|line| !line.starts_with("endpoints")).collect::<Vec<_>>().join("\n");
     fs::write(pair.entry.config(), silent).unwrap();
-    refused(&pair.entry, &[], &["peer[0].endpoints: missing", "(remedy: "]);
+    refused(&pair.entry, &[], &["peer \"exit\".endpoints: missing", "(remedy: "]);
 }
 
 /// The lines of a test by name, and whether each has reached the exit.

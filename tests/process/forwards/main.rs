@@ -7,6 +7,7 @@
 //! | scripts over all of these | `scripted.rs` |
 //! | a real server, directly and over a forward | `server.rs` |
 //! | the PROXY protocol, beside nginx and HAProxy | `proxy.rs` |
+//! | the same before datagrams, beside dnsdist | `proxy_udp.rs` |
 //! | a service at a Unix socket | `unix.rs` |
 //! | one that refuses uploads; other real programs | `python.rs`, `refuses.py`, `uploads.py`; `programs.rs` |
 //!
@@ -17,6 +18,7 @@
 mod bed;
 mod programs;
 mod proxy;
+mod proxy_udp;
 mod python;
 mod scripted;
 mod server;

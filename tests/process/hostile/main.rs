@@ -290,6 +290,11 @@ fn trace(attack: Attack, samples: &Samples) -> Option<u64> {
         count("culvert_preshared_key_refusals_total", &[("reason", "different")])
     } else if attack == Attack::Leaving {
         count("culvert_sessions_suspected_total", &[("reason", "leaving")])
+    } else if attack == Attack::Lines {
+        let count = |name| samples.count(name, &[("peer", &*crate::name(attack))]);
+        let arrivals =
+            ["culvert_copies_first_total", "culvert_copies_duplicate_total", "culvert_copies_old_total"];
+        Some(arrivals.map(count).into_iter().min().unwrap_or(0))
     } else if attack == Attack::HalfHellos {
         count("culvert_gate_incomplete_expired_total", &[])
     } else {
@@ -352,6 +357,7 @@ fn attacks_of_a_guest_harm_nobody_else() {
         Attack::HalfHellos,
         Attack::WrongShares,
         Attack::Farewells,
+        Attack::Lines,
         Attack::Hellos,
     ] {
         scene.harm(attack, Mode::Lanes);

@@ -1,18 +1,21 @@
-//! Connections to a port that expects PROXY headers: garbage, halves, slow ones, and some from where no balancer is.
+//! Connections and datagrams to a port that expects PROXY headers: garbage, halves, slow ones, some from where no balancer is, and floods
+//! of clients that one names.
 
 use std::{
     io::{Read as _, Write as _},
-    net::{SocketAddr, TcpStream},
+    net::{SocketAddr, TcpStream, UdpSocket},
     thread,
     time::Duration,
 };
 
 use culvert_tests::{
+    client::Client,
     needs,
     pair::{Pair, Plan},
     place::Place,
     ports,
     tcp_echo::TcpEcho,
+    upstream::Echo,
 };
 
 /// How many connections of each kind come.
@@ -111,6 +114,86 @@ fn what_is_no_proxy_header_ends_alone() {
     drop(held);
     assert_eq!(pair.entry.process().ended(), None);
     // Others hear of it once in ten seconds.
+    let said = pair.entry.log().lines().filter(|line| line.contains("expects a PROXY header")).count();
+    assert!((1..=10).contains(&said), "{said} lines");
+}
+
+/// A datagram of a client with this number behind a good header.
+fn datagram_of(client: u32) -> Vec<u8> {
+    let mut datagram = good();
+    // UDP over IPv4.
+    datagram[13] = 0x12;
+    datagram[16..20].copy_from_slice(&(0xcb00_0000 + client).to_be_bytes());
+    datagram.extend(client.to_be_bytes());
+    datagram
+}
+
+/// Flows of a peer at the entry.
+fn flows(pair: &Pair) -> u64 {
+    pair.entry.samples().count("culvert_flows", &[("peer", "exit")])
+}
+
+#[test]
+fn datagrams_without_a_proxy_header_are_counted_and_clients_that_are_named_are_bounded() {
+    const MOST_FLOWS: u64 = 1_000;
+    if !needs::met("hostile PROXY datagrams", needs::AGENTS) {
+        return;
+    }
+    let (echo, [ingress, other, plain]) = (Echo::new(), [(); 3].map(|()| ports::loopback()));
+    let port = |listen: SocketAddr, lines: &str| {
+        format!("[[udp]]\nlisten = \"{listen}\"\npeer = \"exit\"\nservice = \"web\"\n{lines}")
+    };
+    let mut pair = Plan::default()
+        .at([Place::Host, Place::Host])
+        .service("web", echo.address, "")
+        .entry(&port(ingress, "accept_proxy = [\"127.0.0.0/8\"]\n"))
+        .entry(&port(other, "accept_proxy = [\"192.0.2.0/24\"]\n"))
+        .entry(&port(plain, ""))
+        .entry(&format!("[limits]\nflows_per_peer = {MOST_FLOWS}\n"))
+        .start();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    let dropped = |pair: &Pair, count: u64| {
+        pair.entry.wait_for_count("culvert_datagrams_dropped_total", &[("reason", "no_proxy_header")], count);
+    };
+    let mut seed = 0xda7a_u64;
+    println!("seed {seed:#x}");
+    for round in 0..EACH {
+        for kind in 0..9 {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+            socket.send_to(&wrong(kind, seed), ingress).unwrap();
+        }
+        // Torn at each place; of TCP; from where no proxy is, whatever it says.
+        socket.send_to(&datagram_of(1)[..round as usize % 28], ingress).unwrap();
+        socket.send_to(&good(), ingress).unwrap();
+        socket.send_to(&datagram_of(1), other).unwrap();
+        dropped(&pair, 12 * (round + 1));
+    }
+    assert_eq!(flows(&pair), 0);
+    // One of the many is answered, behind no header, and so is whoever needs none.
+    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.send_to(&datagram_of(7), ingress).unwrap();
+    let mut answer = [0; 64];
+    let length = socket.recv(&mut answer).unwrap();
+    assert_eq!(answer[..length], 7_u32.to_be_bytes());
+    let mut client = Client::new(0, plain);
+    client.converse(3);
+    for client in 0..20_000 {
+        socket.send_to(&datagram_of(client), ingress).unwrap();
+        if client % 64 == 0 {
+            thread::sleep(Duration::from_millis(2));
+        }
+    }
+    // How many came to the agent is the kernel's business; half of the flows and one of each worker's are theirs.
+    let most = MOST_FLOWS / 2 + 64;
+    pair.entry.wait_for("the oldest gave way", |samples| {
+        let [ended, flows] =
+            [("culvert_flows_evicted_total", "reason", "proxied"), ("culvert_flows", "peer", "exit")]
+                .map(|(name, label, value)| samples.count(name, &[(label, value)]));
+        if ended > 1_000 && flows <= most { Ok(()) } else { Err(format!("{ended} ended, {flows} flows")) }
+    });
+    client.converse(20);
+    assert_eq!(pair.entry.process().ended(), None);
+    pair.accounts();
     let said = pair.entry.log().lines().filter(|line| line.contains("expects a PROXY header")).count();
     assert!((1..=10).contains(&said), "{said} lines");
 }

@@ -5,11 +5,13 @@
 //! | what is asked, and what must be answered | this one: curl, openssl, nginx, HAProxy |
 //! | the agent, its certificate, the site behind it | `bed.rs` |
 //! | users: CONNECT and CONNECT-UDP | `users.rs`, and `user_client.py` on h2 and libcurl |
+//! | chosen passwords, certificates of clients, Retry | `credentials.rs`, and `certificate_client.py` on aioquic, h2 and ssl |
 //! | visitors on h2, hpack and wsproto, hostile ones among them | `visitor.py` |
 //! | the site, on h11 and wsproto | `site.py` |
 #![expect(clippy::unwrap_used, reason = "a test that cannot go on has failed")]
 
 mod bed;
+mod credentials;
 mod hostile;
 mod user_records;
 mod users;

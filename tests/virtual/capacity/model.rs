@@ -727,7 +727,7 @@ const TOKEN: Token = Token(1);
 
 fn endpoint(exit: usize) -> Endpoint {
     let number = u32::try_from(exit).expect("exits are fewer than 2^24");
-    Endpoint { host: Ipv4Addr::from_bits(0x0a00_0000 + number).to_string(), port: PORT }
+    Endpoint::new(Ipv4Addr::from_bits(0x0a00_0000 + number).to_string(), PORT)
 }
 
 fn address(endpoint: &Endpoint) -> SocketAddr {

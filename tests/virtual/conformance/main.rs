@@ -247,7 +247,8 @@ fn payload(input: Input<'_>) -> Outcome {
         Context::Piece { payload_at, .. }
         | Context::Numbered { payload_at, .. }
         | Context::Repair { payload_at, .. }
-        | Context::Ask { payload_at, .. } => Some(payload_at),
+        | Context::Ask { payload_at, .. }
+        | Context::Copied { payload_at, .. } => Some(payload_at),
         Context::Packet { .. }
         | Context::Flow { .. }
         | Context::Open { .. }

@@ -94,7 +94,7 @@ pub fn log(panic: &PanicHookInfo<'_>, part: Option<&'static str>, fate: &'static
         fate,
         location = panic.location().map(tracing::field::display),
         backtrace,
-        "panic: {}",
+        "panic: {} (remedy: report it with this line; RUST_BACKTRACE=1 adds the way to it)",
         text(panic.payload())
     );
 }

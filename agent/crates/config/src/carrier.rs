@@ -110,7 +110,7 @@ pub(crate) fn peer_endpoint() -> Kind<Endpoint> {
 
 fn parsed_endpoint(text: &str) -> Result<Endpoint, Bad> {
     const REMEDY: &str = "write https://host/ or https://host:port/";
-    let Some((scheme, rest)) = text.split_once("://") else { return value::endpoint(text) };
+    let Some((scheme, rest)) = text.split_once("://") else { return value::reached(text) };
     if !scheme.eq_ignore_ascii_case("https") {
         return Err(bad(format!("{text:?} has a scheme other than https"), REMEDY));
     }

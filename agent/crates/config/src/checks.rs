@@ -107,14 +107,16 @@ impl Claim {
     /// Its holder, for a problem that is reported in `file`.
     pub(super) fn words(&self, file: PeerOrigin) -> String {
         let path = &*self.at.path;
+        // The key alone, where the name of the peer's table is that of the holder.
+        let key = path.split_once("].").filter(|_| self.at.table.is_some()).map_or(path, |(_, key)| key);
         let holder = match &self.holder {
             Holder::Peer(name) if path.is_empty() => format!("{name:?}"),
-            Holder::Peer(name) => format!("{name:?} ({path})"),
+            Holder::Peer(name) => format!("{name:?} ({key})"),
             Holder::Tun | Holder::Listen if !path.is_empty() => path.to_owned(),
             Holder::Tun => "tun.address".to_owned(),
             Holder::Listen => "transport.listen".to_owned(),
         };
-        At { path: holder, ..self.at.clone() }.seen_from(file)
+        At { path: holder, table: None, ..self.at.clone() }.seen_from(file)
     }
 
     pub(super) fn is_placed(&self) -> bool {
@@ -205,7 +207,7 @@ impl Checks {
     /// A UDP listener of ours that gets what is sent to `address`, in words.
     pub(super) fn own_listener(&self, address: SocketAddr) -> Option<String> {
         let own = self.listeners.iter().find(|own| own.is_udp() && own.gets(address))?;
-        Some(format!("{} ({})", own.at.path, own.address))
+        Some(format!("{} ({})", own.at.shown(), own.address))
     }
 
     /// Reports listeners of one protocol that the kernel would refuse together.
@@ -215,7 +217,8 @@ impl Checks {
                 first.is_udp() == second.is_udp() && value::clashes(first.address, second.address)
             };
             if let Some(first) = self.listeners.iter().take(index).find(clash) {
-                let problem = format!("{} is taken by {} ({})", second.address, first.at.path, first.address);
+                let problem =
+                    format!("{} is taken by {} ({})", second.address, first.at.shown(), first.address);
                 self.report.add(&second.at, problem, "choose another port");
             }
         }

@@ -29,6 +29,8 @@ impl Config {
             0 => CHOSEN_LANES,
             chosen => u64::from(chosen),
         };
+        // A lane that changes its port has the old one for 3 s more.
+        let ports = if self.transport.hop.is_some() { 2 } else { 1 };
         let dialled = self.peers.iter().filter(|peer| !peer.endpoints.is_empty());
         let tcp = self.limits.tcp_streams as u64;
         let decoy = self.access.decoy.map_or(0, |_| self.limits.decoy_flows as u64);
@@ -40,7 +42,7 @@ impl Config {
         let proxied = self.tcp.iter().any(|forward| !forward.tcp.accept_proxy.is_empty());
         let headers = u64::from(self.worker_count()) * if proxied { crate::MOST_HEADERS as u64 } else { 0 };
         let visitors = web + users + headers;
-        self.limits.flows as u64 + tcp + visitors + dialled.map(lanes).sum::<u64>() + decoy + OTHERS
+        self.limits.flows as u64 + tcp + visitors + ports * dialled.map(lanes).sum::<u64>() + decoy + OTHERS
     }
 }
 

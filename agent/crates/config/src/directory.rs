@@ -166,6 +166,7 @@ fn unreadable(path: &Path, cause: &io::Error) -> ConfigProblem {
     ConfigProblem {
         file: Some(path.to_owned()),
         key_path: String::new(),
+        table: None,
         line: None,
         problem: format!("cannot be read: {cause}"),
         remedy: files::remedy(cause)

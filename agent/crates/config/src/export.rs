@@ -75,6 +75,7 @@ mod tests {
                     rate = \"auto\"\nrate_min = \"1Mbit\"\nrate_max = \"50Mbit\"\nrate_receive = \"10Mbit\"\n\
                     quota = { bytes = \"1500MB\", from = 31, then = \"64kbit\" }\n\
                     rate_overhead = 18\ncarrier = \"off\"\nca_file = \"/etc/ca.pem\"\nproxy = \"http://me:p%40ss@proxy.example:3128\"\nrepair = { mode = \"auto\", dscp = [46, 34] }\n\
+                    redundant = { dscp = [46], services = [\"web\", \"voice\"], metered = true }\n\
                     queue = { packets = 7, time = \"1s\" }\naqm = { target = \"10ms\" }\n\
                     preshared_key_file = \"/etc/culvert/it's \\\"b\\\".psk\"\n";
         for more in ["", more] {

@@ -11,7 +11,8 @@
 //! | what `culvert peer` keeps beside it, and how | `state.rs` |
 //! | what `culvert peer set` changes there | `change.rs` |
 //! | a peer as a file has it | `export.rs` |
-//! | how repair is written | `repair.rs` |
+//! | what is said of a file that is not TOML | `syntax.rs` |
+//! | how repair is written; what travels on two lines | `repair.rs`, `redundant.rs` |
 //! | where a service may be | `upstream.rs` |
 //! | how "30s", "4MiB" and "host:port" are read | `value.rs`; prefixes: `prefix.rs`; words of enums: `spelled.rs` |
 //! | what a reload changes | `reload.rs` |
@@ -29,12 +30,12 @@
 //!   tun
 //!   peers   users
 //!   sections
-//!   repair   upstream   uplink
+//!   redundant   repair   upstream   uplink
 //!   section                   how sections declare their keys, and how they are read
 //!   kinds
 //!   checks
 //!   problem   prefix
-//!   spelled   value
+//!   spelled   value   syntax
 //! ```
 
 use std::{
@@ -58,6 +59,8 @@ pub mod defaults;
 mod descriptors;
 pub mod directory;
 pub mod export;
+#[cfg(test)]
+mod hop_tests;
 mod http;
 #[cfg(test)]
 mod http_tests;
@@ -75,6 +78,7 @@ pub mod properties;
 pub mod quota;
 mod ranges;
 mod records;
+mod redundant;
 #[cfg(test)]
 mod reference_tests;
 pub mod reload;
@@ -93,6 +97,7 @@ mod spelled;
 pub mod state;
 #[cfg(test)]
 mod state_tests;
+mod syntax;
 #[cfg(test)]
 mod tests;
 mod token;
@@ -117,12 +122,13 @@ pub use directory::Directory;
 pub use peers::{Aqm, CongestionControl, DropPolicy, Dscp, Peer, Profile, Queue, Rate, ThinStreams};
 pub use problem::{ConfigProblem, ConfigProblems, LoadError, PeerOrigin};
 pub use records::Records;
+pub use redundant::Redundant;
 pub use repair::{DscpSet, PacketRepair};
 use resolve::{Draft, Sources};
 pub use section::nearest;
 pub use sections::{
     Access, AccessMode, Admin, Forward, Http, Knock, Limits, Log, LogFormat, LogLevel, Oversize, Protocol,
-    ProxyProtocol, Service, TcpKeys, Transport,
+    ProxyProtocol, Service, TcpKeys, Transport, UdpKeys,
 };
 pub use token::{Token, TokenError};
 pub use tun::{

@@ -26,6 +26,7 @@ use crate::{
     prefix::{allowed_prefix, inner_host},
     problem::PeerOrigin,
     quota::{Quota, quota},
+    redundant::{Redundant, redundant},
     repair::{PacketRepair, packet_repair},
     section::{Table, section},
     sections::TENTH,
@@ -174,6 +175,10 @@ section! {
         /// `dscp` says which: `"all"`, or a list of DSCPs, as in `[46, 34]`. Each end repairs what it sends. The inner MTU
         /// becomes 15 bytes smaller.
         repair: PacketRepair = PacketRepair::OFF, packet_repair(), Now;
+        /// What travels to the peer on two [lines](uplinks.md#copies-on-a-second-line) at once, if the session has several: IP packets by
+        /// DSCP, as in `dscp = [46]`, and datagrams of services, as in `services = ["voice"]`, the peer's and ours. The first of both is
+        /// delivered. Metered lines get no copies without `metered = true`. Each end says it of what it sends.
+        redundant: Redundant = Redundant::default(), redundant(), Now;
     }
     tables {
         /// The bounds of the peer's queue, `peer.queue`.

@@ -80,7 +80,7 @@ fn what_cannot_be_a_preshared_key_is_named_with_a_remedy() {
         ("\"id.key\"", "does not hold a preshared key"),
     ] {
         let text = problems(at, value);
-        assert!(text.contains("peer[1].preshared_key_file") && text.contains(words), "{value}: {text}");
+        assert!(text.contains(".preshared_key_file") && text.contains(words), "{value}: {text}");
     }
     fs::set_permissions(at.join("a"), fs::Permissions::from_mode(0o644)).unwrap();
     assert!(problems(at, "\"a\"").contains("chmod o= "));

@@ -4,6 +4,7 @@ use std::{
     fmt, io,
     ops::Range,
     path::{Path, PathBuf},
+    sync::Arc,
 };
 
 use base::files;
@@ -39,18 +40,20 @@ pub(super) struct At {
     pub(super) entry: Option<usize>,
     /// As in `peer[0].endpoints[1]`; empty: the file as a whole.
     pub(super) path: String,
+    /// The name of the table that the first index of the path is, if it has a good one.
+    pub(super) table: Option<Arc<str>>,
     /// In bytes; `None`: it is not there.
     pub(super) span: Option<Range<usize>>,
 }
 
 impl At {
     pub(super) fn file(file: PeerOrigin) -> Self {
-        Self { file, entry: None, path: String::new(), span: None }
+        Self { file, entry: None, path: String::new(), table: None, span: None }
     }
 
     pub(super) fn key(&self, key: &str, span: Option<Range<usize>>) -> Self {
         let path = if self.path.is_empty() { key.to_owned() } else { format!("{}.{key}", self.path) };
-        Self { path, span, ..*self }
+        Self { path, span, ..self.clone() }
     }
 
     /// The path of the innermost list that this is in.
@@ -59,13 +62,28 @@ impl At {
     }
 
     pub(super) fn element(&self, index: usize, span: Range<usize>) -> Self {
-        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..*self }
+        Self { path: format!("{}[{index}]", self.path), span: Some(span), ..self.clone() }
+    }
+
+    /// The path as an operator finds it: `peer "paris".endpoints[1]`.
+    pub(super) fn shown(&self) -> String {
+        shown(&self.path, self.table.as_deref())
     }
 
     /// The key path, for a problem that is reported in `file`.
     pub(super) fn seen_from(&self, file: PeerOrigin) -> String {
-        if self.file == file { self.path.clone() } else { format!("{} of {}", self.path, self.file.words()) }
+        let shown = self.shown();
+        if self.file == file { shown } else { format!("{shown} of {}", self.file.words()) }
     }
+}
+
+/// The path with the name of its table in place of the first index.
+fn shown(path: &str, table: Option<&str>) -> String {
+    let split = table.and_then(|table| {
+        let (list, rest) = path.split_once('[')?;
+        Some((list, table, rest.split_once(']')?.1))
+    });
+    split.map_or_else(|| path.to_owned(), |(list, table, rest)| format!("{list} {table:?}{rest}"))
 }
 
 /// One thing that is wrong with the configuration, and what to do about it.
@@ -75,6 +93,8 @@ pub struct ConfigProblem {
     pub file: Option<PathBuf>,
     /// Which key, as in `peer[0].endpoints[1]`; empty when it is about the file as a whole.
     pub key_path: String,
+    /// The name of the table that the first index of the path is: it is shown instead, as in `peer "paris".endpoints[1]`.
+    pub table: Option<Arc<str>>,
     /// The line in the file, counted from 1; `None` when the problem is that something is missing.
     pub line: Option<usize>,
     pub problem: String,
@@ -89,12 +109,18 @@ impl ConfigProblem {
         let file = self.file.as_deref().unwrap_or(file).display();
         self.line.map_or_else(|| file.to_string(), |line| format!("{file}:{line}"))
     }
+
+    /// Which key, with the name of its table if that has one.
+    #[must_use]
+    pub fn key(&self) -> String {
+        shown(&self.key_path, self.table.as_deref())
+    }
 }
 
 impl fmt::Display for ConfigProblem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !self.key_path.is_empty() {
-            write!(f, "{}: ", self.key_path)?;
+            write!(f, "{}: ", self.key())?;
         }
         write!(f, "{} (remedy: {})", self.problem, self.remedy)
     }
@@ -139,7 +165,24 @@ pub enum LoadError {
 }
 
 fn remedy(cause: &io::Error) -> &'static str {
-    files::remedy(cause).unwrap_or("name the file with --config, and let this user read it")
+    let general = if cause.kind() == io::ErrorKind::NotFound {
+        "culvert init writes one, or name the file with --config"
+    } else if cause.kind() == io::ErrorKind::PermissionDenied {
+        "do it as root, or let this user read it"
+    } else {
+        "name the file with --config, and let this user read it"
+    };
+    files::remedy(cause).unwrap_or(general)
+}
+
+/// Why the state file cannot be read, and the remedy: that of the cause, if it has one.
+pub(super) fn why_unreadable(cause: &io::Error) -> (String, String) {
+    let general =
+        files::remedy(cause).unwrap_or("let the user that runs culvert read it, or set identity.state_dir");
+    let said = cause.to_string();
+    // What keeps the folder from being used says what to do.
+    let (why, remedy) = said.rsplit_once(" (remedy: ").unwrap_or((&said, general));
+    (why.to_owned(), remedy.trim_end_matches(')').to_owned())
 }
 
 /// A file of the directory of peers.
@@ -215,7 +258,7 @@ impl Report {
         let prefix = entry.and_then(|entry| entry.path.file_name()?.to_str());
         let key_path = prefix.and_then(|prefix| at.path.strip_prefix(prefix)).unwrap_or(&at.path);
         let key_path = key_path.trim_start_matches('.').to_owned();
-        ConfigProblem { file, key_path, line, problem, remedy }
+        ConfigProblem { file, key_path, table: at.table.clone(), line, problem, remedy }
     }
 
     /// The problems and the notes, each in the order of their lines, those of other files last.

@@ -39,8 +39,8 @@ pub(super) fn expand<'t>(root: &mut DeTable<'t>, whole: &At, report: &mut Report
         let mut expanded = DeArray::new();
         for (index, table) in std::mem::replace(tables, DeArray::new()).into_iter().enumerate() {
             let length = length(table.get_ref(), ports).unwrap_or_else(|Bad { problem, remedy }| {
-                let list = whole.key(section, None).element(index, table.span());
-                report.add(&list.key(ports, span(table.get_ref(), ports)), problem, remedy);
+                let at = place_of(whole, section, index, &table);
+                report.add(&at.key(ports, span(table.get_ref(), ports)), problem, remedy);
                 // What is wrong with its other keys is reported once.
                 Some(1)
             });
@@ -67,11 +67,17 @@ fn names(tables: &DeArray<'_>, whole: &At, report: &mut Report) {
         let base = own.rsplit_once('.').filter(|(_, place)| place.bytes().all(|byte| byte.is_ascii_digit()));
         let base = base.map_or(own, |(base, _)| base);
         if of_ranges.contains(&base) {
-            let at = whole.key("service", None).element(index, table.span());
+            let at = place_of(whole, "service", index, table);
             let problem = format!("{own:?} would be taken for the range of ports that is called {base:?}");
             report.add(&at.key("name", span(table.get_ref(), "name")), problem, "choose another name");
         }
     }
+}
+
+/// Where a table of a section is.
+fn place_of(whole: &At, section: &str, index: usize, table: &Spanned<DeValue<'_>>) -> At {
+    let name = texts(table.get_ref(), "name").next().and_then(|name| value::name(name).ok());
+    At { table: name, ..whole.key(section, None).element(index, table.span()) }
 }
 
 /// How many ports the places at the key `ports` have each; `None` if no range is among them.
@@ -138,7 +144,7 @@ fn named(name: &str, place: usize) -> String {
 }
 
 /// The name of the service at `place` of the range that is called `name`.
-fn numbered(name: &str, place: usize) -> String {
+pub(super) fn numbered(name: &str, place: usize) -> String {
     format!("{name}.{place}")
 }
 
@@ -262,7 +268,7 @@ mod tests {
         ] {
             let found = problems(&service(upstream));
             assert!(found.len() == 1 && found[0].contains(problem), "{upstream}: {found:?}");
-            assert!(found[0].contains("service[0].upstream"), "{found:?}");
+            assert!(found[0].contains("service \"games\".upstream"), "{found:?}");
         }
         // Three ports, and two mistakes: the second table is the second one, whatever the first stands for.
         let twice = format!(
@@ -277,7 +283,7 @@ mod tests {
         for other in ["games", "games.3"] {
             let other = format!("[[service]]\nname = \"{other}\"\nupstream = \"127.0.0.1:22\"\n");
             let found = problems(&format!("{}{other}", service("\"10.0.0.5:1-3\"")));
-            assert!(found.len() == 1 && found[0].contains("service[1].name"), "{found:?}");
+            assert!(found.len() == 1 && found[0].contains(".name: "), "{found:?}");
         }
         let named_twice =
             problems(&format!("{}{PEER}services = [\"games\", \"games\"]\n", service("\"10.0.0.5:1-3\"")));

@@ -5,7 +5,7 @@ use std::{env, fs, path::PathBuf, process::Command, sync::mpsc, thread, time::Du
 use gate::identity::Identity;
 
 use crate::{
-    Access, Config, Forward, Limits, Log, Peer, Service, Transport, Tun, Uplink, User, kinds,
+    Access, Config, Limits, Log, Peer, Service, Transport, Tun, Uplink, User, kinds,
     kinds::Names,
     reload::{self, Effect, Kind, Plan},
     reload_tests::parse,
@@ -61,7 +61,7 @@ fn rows() -> Vec<Row> {
     of::<Uplink>(LINES, &mut rows);
     of::<Access>("access", &mut rows);
     of::<Peer>("peer", &mut rows);
-    of::<Forward>("udp", &mut rows);
+    of::<sections::UdpForward>("udp", &mut rows);
     of::<sections::TcpForward>("tcp", &mut rows);
     of::<Service>("service", &mut rows);
     of::<User>("user", &mut rows);
@@ -94,7 +94,7 @@ fn sections_that_no_reload_follows_have_keys_of_a_restart_only() {
         // `Config::load_beside`, which reads the folder.
         "identity.peers_dir",
     ];
-    let read_once = ["identity.", "tun.", "metrics.", "records.", "control.", "log."];
+    let read_once = ["identity.", "tun.", "records.", "control.", "log."];
     for Row { key, effect, .. } in rows() {
         if read_once.iter().any(|section| key.starts_with(section)) && effect != Effect::Restart {
             assert!(FOLLOWED.contains(&&*key), "who follows {key}?");
@@ -242,6 +242,8 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.services" | "user.services" => "[]",
         "service.allow" | "service.deny" => "[\"10.7.0.0/16\"]",
         "user.password_key" => "\"AAAAAAAAAAAAAAAAAAAAAA.AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA\"",
+        "user.password_hash" => "\"$argon2id$v=19$m=8,t=1,p=1$c2FsdHNhbHQ$aGFzaGhhc2hoYXNoaGFzaA\"",
+        "user.client_key" => "\"sha256:0000000000000000000000000000000000000000000000000000000000000000\"",
         "user.networks" => "[\"[fd01::/64]:443\"]",
         "user.expires" => "\"2031-01-31\"",
         "user.disabled" => "false",
@@ -250,7 +252,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "tun.name" => "\"culvert1\"",
         "tun.address" => "[\"10.9.0.1/24\"]",
         "peer.allowed_ips" => "[\"10.9.0.2/32\"]",
-        "metrics.allow" | "tcp.accept_proxy" => "[\"10.7.0.0/16\"]",
+        "metrics.allow" | "tcp.accept_proxy" | "udp.accept_proxy" => "[\"10.7.0.0/16\"]",
         "service.upstream" => "[\"db.example.org:53\", \"127.0.0.1:54\"]",
         "peer.address" => "[\"10.9.0.7\"]",
         "http.names" => "[\"www.example.org\"]",
@@ -268,6 +270,7 @@ fn another(Row { key, words, default, .. }: &Row) -> String {
         "peer.map" => "[\"10.9.0.2/32 = 192.168.0.2/32\"]",
         "peer.flow_quota" => "0.25",
         "peer.quota" => "{ bytes = \"2GB\" }",
+        "peer.redundant" => "{ dscp = [46] }",
         "peer.public_key" => "\"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"",
         "peer.endpoints" => "[\"exit.example.org:4433\"]",
         _ => "",
@@ -311,8 +314,12 @@ fn every_key_has_its_effect() {
             "transport.uplink.rate" => with(&example(), "transport.uplink.weight", None),
             // With TLS it needs files.
             "http.listen" => with(&example(), "http.tls", Some("false")),
+            // In place of the other.
+            "user.password_hash" => {
+                let key = format!("\"sha256:{}\"", "ab".repeat(32));
+                with(&with(&example(), "user.client_key", Some(&key)), "user.password_key", None)
+            }
             "user.address" => with(&example(), "http.pool", Some("[\"10.9.1.0/24\"]")),
-            "service.proxy_protocol" => with(&example(), "service.protocol", Some("\"tcp\"")),
             _ => example(),
         };
         let running = parse(&example);

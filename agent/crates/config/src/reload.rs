@@ -118,8 +118,7 @@ pub fn plan_beside(running: &Config, live: &[Peer], fresh: Config, has_state: bo
     let around = |section, blocked| Around { section, running, peers: &config.peers, blocked };
     (config.udp, plan.udp_opened) =
         changes.forwards(&around("udp", &running.transport.listen), &running.udp, config.udp);
-    (config.tcp, plan.tcp_opened) =
-        changes.forwards(&around("tcp", running.admin.listen.as_slice()), &running.tcp, config.tcp);
+    (config.tcp, plan.tcp_opened) = changes.forwards(&around("tcp", &[]), &running.tcp, config.tcp);
     changes.0.extend(of_services.0);
     config.tun = changes.tun(running.tun.as_ref(), config.tun);
     changes.section("metrics.", &running.admin, &mut config.admin, names, &[]);
@@ -576,8 +575,9 @@ impl Differences {
                 let (changes, what) = (&mut *self, format!("{}: ", what(&forward)));
                 let mut comparison = Comparison { changes, what, names, waits: &[] };
                 forward.walk(old, &mut comparison);
-                // Of a `[[udp]]` they are never changed.
+                // The keys of the other protocol are never changed.
                 forward.tcp.walk(&old.tcp, &mut comparison);
+                forward.udp.walk(&old.udp, &mut comparison);
                 forwards[place] = forward;
                 continue;
             }

@@ -137,8 +137,9 @@ proptest! {
                 prop_assert!(now.iter().all(|port| wanted.contains(port)), "{now:?} {wanted:?}");
                 prop_assert_eq!(now.len() + waiting(section), wanted.len());
             }
-            let own = |config: &Config| (config.transport.clone(), config.tun.clone(), config.admin.clone(), config.access.knock);
+            let own = |config: &Config| (config.transport.clone(), config.tun.clone(), config.access.knock);
             prop_assert_eq!(own(&after), own(&running));
+            prop_assert_eq!(&after.admin, &fresh.admin);
             for peer in &after.peers {
                 let old = running.peers.iter().find(|old| old.name == peer.name);
                 prop_assert_eq!(plan.added.contains(peer), old.is_none());

@@ -1,6 +1,6 @@
 //! `service.repair` and `peer.repair`: a word, or a table with more.
 
-use std::time::Duration;
+use std::{fmt, time::Duration};
 
 use wire::repair_terms::{DEADLINES, Deadline, MOST_OVERHEAD_PPM, Mode, Order, Terms};
 
@@ -36,8 +36,14 @@ impl PacketRepair {
 }
 
 /// A set of DSCPs (RFC 2474): bit `n` is DSCP `n`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DscpSet(u64);
+
+impl fmt::Display for DscpSet {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:?}", self.members())
+    }
+}
 
 impl DscpSet {
     pub const ALL: Self = Self(u64::MAX);
@@ -92,6 +98,16 @@ fn deadline_text(deadline: Deadline) -> String {
         Deadline::Path => "auto".into(),
         Deadline::Fixed(deadline) => humantime::format_duration(deadline).to_string(),
     }
+}
+
+/// A list of DSCPs.
+pub(super) fn dscp_list() -> Kind<DscpSet> {
+    let list = whole::<u8>(0..=63).list().not_empty("name a DSCP as in [46], or leave dscp out");
+    let read = move |given: Given<'_>| {
+        let members = (list.read)(given)?;
+        Ok(DscpSet(members.into_iter().fold(0, |set, dscp| set | 1 << dscp)))
+    };
+    Kind::new("list of numbers, 0 to 63", read, |set: &DscpSet, _| Shown::bare(set))
 }
 
 fn dscp() -> Kind<DscpSet> {

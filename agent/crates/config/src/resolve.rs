@@ -10,23 +10,20 @@ use std::{
     sync::Arc,
 };
 
-use base::{
-    clock::{Clock, SystemClock},
-    files,
-};
+use base::clock::{Clock, SystemClock};
 use gate::{identity::Identity, web::WebCertificate};
 
 use crate::{
-    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol,
-    ProxyProtocol, Service, Transport, Tun, User, any,
+    Access, AccessMode, Admin, Config, Directory, Forward, Http, Knock, Limits, Peer, Protocol, Service,
+    Transport, Tun, User, any,
     checks::Checks,
     credential,
     directory::Texts,
     peers::Around,
-    problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report},
+    problem::{At, ConfigProblem, ConfigProblems, PeerOrigin, Report, why_unreadable},
     ranges::{self, MAX_SERVICES},
     section::{self, Section, Table},
-    sections::{self, Control, TcpForward},
+    sections::{self, Control, TcpForward, UdpForward},
     state,
     token::Token,
 };
@@ -128,9 +125,9 @@ impl Draft {
                 checks.read_state(&text, state_file, around, &mut peers, &mut users);
             }
             Err(cause) => {
-                let problem = format!("{} cannot be read: {cause}", state_file.display());
-                let remedy = "let the user that runs culvert read it, or set identity.state_dir";
-                checks.report.add(&state_at, problem, files::remedy(&cause).unwrap_or(remedy));
+                let (why, remedy) = why_unreadable(&cause);
+                let problem = format!("{} cannot be read: {why}", state_file.display());
+                checks.report.add(&state_at, problem, remedy);
             }
         }
         let peers_dir = Some(&identity.peers_dir).filter(|path| !path.as_os_str().is_empty());
@@ -312,12 +309,13 @@ impl Head<'_> {
         peers.iter_mut().for_each(|peer| peer.resolve_paths(base));
         let (transport, mut tun) = (self.transport.clone(), self.tun.clone());
         let dials = self.dials || !directory.files.is_empty();
-        let udp = checks.read_forwards::<Forward>(&mut root, "udp", |forward| forward);
+        let udp = checks.read_forwards::<UdpForward>(&mut root, "udp", |UdpForward(forward)| forward);
         let tcp = checks.read_forwards::<TcpForward>(&mut root, "tcp", |TcpForward(forward)| forward);
         let access = checks.read_access(&mut root, listens);
         let (admin, token_file) = checks.read_admin(&mut root, base);
         let (http, web) = checks.read_http(&mut root, base, &transport.listen);
         checks.reachable_users(&self.users, &http, &root.at);
+        checks.memory_of_hashes(&self.users, self.memory, &root.at);
         if let Some(tun) = &mut tun {
             tun.pool.clone_from(&http.pool);
         }
@@ -407,14 +405,6 @@ impl Checks {
             if service.upstream.has_unix() && service.protocol != Protocol::Tcp {
                 let problem = "a Unix socket takes TCP forwards only";
                 self.report.add(&table.place("upstream"), problem, "set protocol = \"tcp\" for the service");
-            }
-            if service.proxy_protocol != ProxyProtocol::Off && service.protocol != Protocol::Tcp {
-                let problem = "datagrams get no PROXY header";
-                self.report.add(
-                    &table.place("proxy_protocol"),
-                    problem,
-                    "set protocol = \"tcp\" for the service",
-                );
             }
             // Peers, who ask by name alone, cannot use one without an address.
             let (udp, tcp) = (service.protocol != Protocol::Tcp, service.protocol != Protocol::Udp);

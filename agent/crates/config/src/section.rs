@@ -4,7 +4,7 @@
 //! and the [`Effect`] of a change. The struct that the daemon reads, its reading, the difference that a reload shows and the
 //! rows of `docs/configuration.md` follow from it: each is a [`Walker`] over the keys.
 
-use std::ops::Range;
+use std::sync::Arc;
 
 use toml::{
     Spanned,
@@ -16,6 +16,7 @@ use crate::{
     kinds::Kind,
     problem::{At, Report},
     spelled::spelled,
+    syntax, value,
 };
 
 /// A table of a file, and which of its keys were asked for.
@@ -93,16 +94,22 @@ impl<'t> Table<'t> {
         self.known.push(key);
         let Some(value) = self.get(key) else { return Vec::new() };
         let at = self.place(key);
+        let list = value.get_ref().as_array().map(|list| &list[..]).unwrap_or_default();
         // Tables that stand for the ports of one range are one in the file.
-        let (mut index, mut previous) = (0, None);
-        let table = |element: &'t Spanned<DeValue<'t>>| {
-            let entries = element.get_ref().as_table()?;
-            index += usize::from(previous.as_ref().is_some_and(|previous| *previous != element.span()));
-            previous = Some(element.span());
-            Some(Table::new(at.element(index, element.span()), Some(entries)))
+        let is_one = |place: usize| {
+            let before = place.checked_sub(1).and_then(|before| list.get(before));
+            before.zip(list.get(place)).is_some_and(|(before, this)| before.span() == this.span())
         };
-        let list = value.get_ref().as_array();
-        list.and_then(|list| list.iter().map(table).collect()).unwrap_or_else(|| {
+        let mut index = 0;
+        let table = |(place, element): (usize, &'t Spanned<DeValue<'t>>)| {
+            let entries = element.get_ref().as_table()?;
+            index += usize::from(place > 0 && !is_one(place));
+            let name = name_of(entries, is_one(place) || is_one(place + 1));
+            let at = At { table: name, ..at.element(index, element.span()) };
+            Some(Table::new(at, Some(entries)))
+        };
+        let tables: Option<Vec<Self>> = list.iter().enumerate().map(table).collect();
+        tables.filter(|_| value.get_ref().as_array().is_some()).unwrap_or_else(|| {
             report.add(&at, "is not a table of its own", format!("write [[{key}]] and its keys below"));
             Vec::new()
         })
@@ -144,6 +151,15 @@ impl<'t> Table<'t> {
     }
 }
 
+/// The name that a table is shown by, if it is a good one; of one that stands for a port of a range, the name of the range.
+fn name_of(entries: &DeTable<'_>, ranged: bool) -> Option<Arc<str>> {
+    let name = value::name(entries.get("name")?.get_ref().as_str()?).ok()?;
+    if !ranged {
+        return Some(name);
+    }
+    name.rsplit_once('.').map(|(range, _)| range.into())
+}
+
 /// Keys of WireGuard, in lower case without underscores, and ours that say the same in a section that has them.
 const FOREIGN: [(&str, &str); 8] = [
     ("endpoint", "endpoints"),
@@ -168,33 +184,10 @@ pub(super) fn parse<'t>(text: &'t str, whole: &At, report: &mut Report) -> Optio
     for error in &errors {
         let message = error.message().split_whitespace().collect::<Vec<_>>().join(" ");
         let at = At { span: error.span(), ..whole.clone() };
-        let (problem, remedy) = of_syntax(text, error.span(), &message);
+        let (problem, remedy) = syntax::explain(text, error.span(), &message);
         report.add(&at, format!("not TOML: {problem}"), remedy);
     }
     errors.is_empty().then(|| root.into_inner())
-}
-
-/// What is wrong with the syntax at `span` of `text`, and the remedy.
-fn of_syntax(text: &str, span: Option<Range<usize>>, message: &str) -> (String, String) {
-    let general = || (message.to_owned(), "see https://toml.io".to_owned());
-    let Some(span) = span else { return general() };
-    if message.starts_with("duplicate key") {
-        let key = text.get(span).unwrap_or_default();
-        return (format!("{key:?} is there twice"), "remove one, or put their keys together".to_owned());
-    }
-    // The line with the error, as far as it is a key and a word without quotes.
-    let begin = text.get(..span.start).and_then(|before| before.rfind('\n')).map_or(0, |end| end + 1);
-    let line = text.get(begin..).and_then(|rest| rest.lines().next()).unwrap_or_default();
-    let Some((key, value)) = line.split_once('=').map(|(key, value)| (key.trim(), value.trim())) else {
-        return general();
-    };
-    let word = value.split(['#', ' ', '\t']).next().unwrap_or_default();
-    let is_word =
-        word.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/') && !word.contains(['"', '\'']);
-    if is_word && !matches!(word, "true" | "false") {
-        return (message.to_owned(), format!("a text needs quotes, as in {key} = {word:?}"));
-    }
-    general()
 }
 
 spelled! {

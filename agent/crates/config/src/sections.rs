@@ -28,9 +28,9 @@ use crate::{
     value,
 };
 
-/// A host name or an address, and a port.
+/// A host name or an address at which an agent is reached, and a port or a range of ports.
 pub(super) fn endpoint() -> Kind<Endpoint> {
-    text("endpoint", value::endpoint, ToString::to_string)
+    text("endpoint", value::reached, ToString::to_string)
 }
 
 /// Returns the kind of a value that is an IP address with a port.
@@ -127,6 +127,18 @@ section! {
         /// byte, for a balancer to go by. Packets with the number of another exit are counted (`other_exit`) and get no answer. Left
         /// out, the byte is random.
         server_id: Option<u8> = None, whole(0..=255).optional(), Restart;
+        /// How long a session that we dialled stays on one local port: within this time each of its lanes and connections moves to a
+        /// fresh socket, one after the other, and nothing that it carries is lost. For networks that throttle a UDP 4-tuple by its
+        /// age ([operations](operations.md#ports-that-change)). Where an endpoint has a range of ports, the remote port changes, too.
+        // Below 5 s the old sockets, which stay open for 3 s, would be most of all.
+        hop: Option<Duration> = None, or!(
+            time(Duration::from_secs(5)..=Duration::from_secs(24 * 60 * 60), Some([
+                "each hop costs a handshake of a lane and a socket",
+                "write \"off\" for ports that do not change",
+            ])),
+            "off",
+            Option::{None, Some}
+        ), Now;
     }
     also {
         /// The lines of this host, if it has several: `[[transport.uplink]]`. Without them packets go where the kernel sends them.
@@ -207,6 +219,19 @@ section! {
         open: bool = true;
         /// The keys that only `[[tcp]]` has.
         tcp: TcpKeys = TcpKeys::default();
+        /// The keys that only `[[udp]]` has.
+        udp: UdpKeys = UdpKeys::default();
+    }
+}
+
+section! {
+    /// The keys of `[[udp]]` beside those of a [`Forward`].
+    #[derive(Clone, Debug, PartialEq, Eq)]
+    pub struct UdpKeys {
+        /// Whose datagrams begin, each of them, with a header of the PROXY protocol, version 2, that says who the client is: proxies in
+        /// these prefixes, such as dnsdist. Others are dropped (`no_proxy_header`), so the port is the proxies' alone
+        /// ([operations](operations.md#proxy-protocol)). Answers have no header. `[]`: no header is expected.
+        accept_proxy: Vec<IpNet> = Vec::new(), text("prefix", network_prefix, ToString::to_string).list(), Now;
     }
 }
 
@@ -234,6 +259,17 @@ const KEEPALIVE: Option<Duration> = Some(Duration::from_secs(60));
 /// A time before TCP keepalive begins, from the least to the usual default that the kernel has.
 fn keepalive() -> Kind<Option<Duration>> {
     or!(time(Duration::from_secs(1)..=Duration::from_secs(2 * 60 * 60), None), "0s", Option::{None, Some})
+}
+
+/// `[[udp]]`: a forward with the keys of its own.
+#[derive(Default)]
+pub(super) struct UdpForward(pub(super) Forward);
+
+impl Section for UdpForward {
+    fn walk(&mut self, other: &Self, walker: &mut impl Walker) {
+        self.0.walk(&other.0, walker);
+        self.0.udp.walk(&other.0.udp, walker);
+    }
 }
 
 /// `[[tcp]]`: a forward with the keys of its own.
@@ -308,9 +344,9 @@ section! {
         keepalive: Option<Duration> = KEEPALIVE, keepalive(), Now;
         /// Which protocol it serves, on the upstream's port.
         protocol: Protocol = Protocol::Both, one_of(), Now;
-        /// Tells the service who the client is: `"v2"` begins each connection to it with a header of the PROXY protocol, version 2,
-        /// which the service has to expect. Needs `protocol = "tcp"`. A peer whose version does not tell its clients' addresses gets
-        /// the header LOCAL, without addresses ([operations](operations.md#proxy-protocol)).
+        /// Tells the service who the client is: `"v2"` begins each connection to it, and each datagram, with a header of the PROXY
+        /// protocol, version 2, which the service has to expect. A peer whose version does not tell its clients' addresses gets the
+        /// header LOCAL, without addresses ([operations](operations.md#proxy-protocol)). Flows end when this changes.
         proxy_protocol: ProxyProtocol = ProxyProtocol::Off, one_of(), Now;
     }
     also {
@@ -336,7 +372,7 @@ spelled! {
     pub enum ProxyProtocol {
         /// The service sees this host as its client.
         Off => "off",
-        /// Each connection begins with a header of version 2.
+        /// Each connection, and each datagram, begins with a header of version 2.
         V2 => "v2",
     }
 }
@@ -359,22 +395,22 @@ section! {
     pub struct Admin {
         /// Serves `/metrics`, `/healthz` and `/readyz` over HTTP, and the status page if `metrics.page` is set. Another address
         /// than loopback needs `metrics.allow` or `metrics.token_file`. Left out: no server.
-        listen: Option<SocketAddr> = None, address().then(Checks::listener).optional(), Restart;
+        listen: Option<SocketAddr> = None, address().then(Checks::listener).optional(), Now;
         /// Serves the [status page](page.md) at `/` and the JSON of `culvert status` at `/api/status`. They name peers and
         /// their addresses.
-        page: bool = false, truth(), Restart;
+        page: bool = false, truth(), Now;
         /// The host names under which requests without a secret are answered, besides an address, `localhost` and this host's own name:
         /// those by which Prometheus or a browser asks for it. A request under another name is refused (421), because a web site can
         /// let a name of its own lead here.
-        names: Vec<String> = Vec::new(), text("host name", value::host_name, Clone::clone).list(), Restart;
+        names: Vec<String> = Vec::new(), text("host name", value::host_name, Clone::clone).list(), Now;
         /// The clients that may connect, besides this host; the connections of others are closed unanswered. Left out: all that
         /// reach the address.
         allow: Vec<IpNet> = Vec::new(),
-            text("prefix", network_prefix, ToString::to_string).list().not_empty("write who may connect, or remove the key"), Restart;
+            text("prefix", network_prefix, ToString::to_string).list().not_empty("write who may connect, or remove the key"), Now;
         /// A file with a secret: one line of 16 to 256 visible ASCII characters, closed to other users. `/metrics` and `/api/`
         /// then answer only requests with the header `Authorization: Bearer SECRET`; the page asks for it. The file is read for
-        /// each of them, so a new secret needs no restart.
-        token_file: PathBuf = PathBuf::new(), path(), Restart;
+        /// each of them, so a new secret needs no reload.
+        token_file: PathBuf = PathBuf::new(), path(), Now;
     }
 }
 

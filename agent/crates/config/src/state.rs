@@ -267,7 +267,7 @@ pub fn check_table(
         // The place in a text that nobody has written says nothing.
         problem.line = None;
         if let Some(key) = problem.key_path.strip_prefix("peer[0].") {
-            problem.key_path = key.to_owned();
+            (problem.key_path, problem.table) = (key.to_owned(), None);
         }
     }
     Err(ConfigProblems { file: None, problems })

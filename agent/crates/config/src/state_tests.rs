@@ -41,7 +41,7 @@ fn load_names_file_line_and_remedy() {
 
     fs::write(&path, base.replace(KEY, &identity.public_key().to_string())).unwrap();
     let own = Config::load(&path).unwrap_err().to_string();
-    let expected = format!("{}:9: peer[0].public_key: is our own public key", path.display());
+    let expected = format!("{}:9: peer \"exit\".public_key: is our own public key", path.display());
     assert!(own.starts_with(&expected), "{own}");
 
     fs::set_permissions(folder.path().join("id.key"), fs::Permissions::from_mode(0o604)).unwrap();
@@ -128,13 +128,21 @@ fn what_is_wrong_in_the_state_file_is_told_at_its_place() {
         assert!(refusal.starts_with(&place) && refusal.contains(words), "{refusal}");
     }
     let peer = |name: &str, key: &str| format!("\n[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
-    refused(&peer("exit", KEY_2), "3", "peer[0].name: \"exit\" is taken by a [[peer]] of the configuration");
-    refused(&peer("b", KEY), "4", "is the same key as peer[0].public_key of the configuration");
-    refused(&peer("open-door", KEY_2), "3", "peer[0].name: \"open-door\" is kept for peers of open mode");
+    refused(
+        &peer("exit", KEY_2),
+        "3",
+        "peer \"exit\".name: \"exit\" is taken by a [[peer]] of the configuration",
+    );
+    refused(&peer("b", KEY), "4", "is the same key as peer \"exit\".public_key of the configuration");
+    refused(
+        &peer("open-door", KEY_2),
+        "3",
+        "peer \"open-door\".name: \"open-door\" is kept for peers of open mode",
+    );
     refused(&(peer("b", KEY_2) + &peer("b", KEY)), "7", "is taken by an earlier one");
     refused("[[peer]\n", "1", "not TOML");
     refused("[log]\n", "1", "log: unknown key");
-    refused(&(peer("b", KEY_2) + "keep = 1\n"), "5", "peer[0].keep: unknown key");
+    refused(&(peer("b", KEY_2) + "keep = 1\n"), "5", "peer \"b\".keep: unknown key");
 }
 
 #[test]
@@ -145,7 +153,7 @@ fn our_own_key_is_refused_in_the_state_file() {
     fs::write(&state, format!("[[peer]]\nname = \"b\"\npublic_key = \"{own}\"\n")).unwrap();
     let refusal = Config::load(&path).unwrap_err().to_string();
     assert!(
-        refusal.starts_with(&format!("{}:3: peer[0].public_key: is our own", state.display())),
+        refusal.starts_with(&format!("{}:3: peer \"b\".public_key: is our own", state.display())),
         "{refusal}"
     );
 }

@@ -93,6 +93,7 @@ fn defaults_stand_for_what_is_left_out() {
         quota: None,
         rate_overhead: 0,
         repair: PacketRepair::OFF,
+        redundant: Redundant::default(),
         aqm: Aqm { target: Duration::from_millis(5), interval: Duration::from_millis(100) },
     };
     assert_eq!(config.peers, [peer]);
@@ -221,6 +222,7 @@ fn every_value_arrives() {
         service: "iperf".into(),
         open: true,
         tcp: TcpKeys { keepalive: KEEPALIVE, accept_proxy: Vec::new() },
+        udp: UdpKeys { accept_proxy: Vec::new() },
     };
     assert_eq!(config.udp, std::slice::from_ref(&forward));
     assert_eq!(
@@ -371,20 +373,20 @@ fn transport_and_services_are_checked() {
     let upstream = "upstream = \"127.0.0.1:53\"";
     assert!(
         service(upstream, &format!("{upstream}\nproxy_protocol = \"v1\""))
-            .starts_with("service[0].proxy_protocol: ")
+            .starts_with("service \"dns\".proxy_protocol: ")
     );
-    let problem = service(upstream, &format!("{upstream}\nproxy_protocol = \"v2\""));
-    assert!(problem.contains("set protocol = \"tcp\""), "{problem}");
-    assert!(service(upstream, "upstream = []").starts_with("service[0].upstream: is an empty list"));
+    assert!(service(upstream, "upstream = []").starts_with("service \"dns\".upstream: is an empty list"));
     assert!(service(upstream, "upstream = [\"a:53\", \"a:53\"]").contains("names a:53 twice"));
     assert!(service(upstream, "upstream = \"unix:/run/dns.sock\"").contains("set protocol = \"tcp\""));
     assert!(
-        service(upstream, "upstream = \"127.0.0.1:0\"").starts_with("service[0].upstream: cannot be sent to")
+        service(upstream, "upstream = \"127.0.0.1:0\"")
+            .starts_with("service \"dns\".upstream: cannot be sent to")
     );
     assert!(
-        service(upstream, "upstream = \"0.0.0.0:53\"").starts_with("service[0].upstream: cannot be sent to")
+        service(upstream, "upstream = \"0.0.0.0:53\"")
+            .starts_with("service \"dns\".upstream: cannot be sent to")
     );
-    assert!(service(upstream, "").starts_with("service[0].upstream: is missing"));
+    assert!(service(upstream, "").starts_with("service \"dns\".upstream: is missing"));
     for (key, bad) in [
         ("idle", "\"0s\""),
         ("idle", "\"25h\""),
@@ -397,7 +399,7 @@ fn transport_and_services_are_checked() {
         ("protocol", "\"sctp\""),
     ] {
         let text = service(upstream, &format!("{upstream}\n{key} = {bad}"));
-        assert!(text.starts_with(&format!("service[0].{key}: ")), "{text}");
+        assert!(text.starts_with(&format!("service \"dns\".{key}: ")), "{text}");
     }
     assert!(
         service("name = \"dns\"", "name = \"d ns\"").starts_with("service[0].name: \"d ns\" is not a name")
@@ -451,12 +453,12 @@ fn text_that_is_no_toml_is_refused_at_its_line() {
 fn names_and_keys_must_be_unique_and_known() {
     let peer = |name: &str, key: &str| format!("[[peer]]\nname = \"{name}\"\npublic_key = \"{key}\"\n");
     expect(&peer("exit", KEY_2), 10, "peer[1].name", "is taken");
-    expect(&peer("b", KEY), 11, "peer[1].public_key", "the same key as peer[0].public_key");
+    expect(&peer("b", KEY), 11, "peer[1].public_key", "the same key as peer \"exit\".public_key");
     expect(&peer("b", "AA"), 11, "peer[1].public_key", "43 characters, this has 2");
     expect("[[peer]]\nname = \"b\"\n", 9, "peer[1].public_key", "is missing");
     expect("[[peer]]\nname = \"b\"\npublic_key = []\n", 11, "peer[1].public_key", "empty list");
     let twice = format!("[[peer]]\nname = \"b\"\npublic_key = [\n\"{KEY_2}\",\n\"{KEY_2}\"]\n");
-    expect(&twice, 13, "peer[1].public_key[1]", "the same key as peer[1].public_key[0]");
+    expect(&twice, 13, "peer[1].public_key[1]", "the same key as peer \"b\".public_key[0]");
     let service = "[[service]]\nname = \"dns\"\nupstream = \"127.0.0.1:54\"\n";
     expect(service, 10, "service[1].name", "is taken");
     let forward = "[[udp]]\nlisten = \"127.0.0.1:1\"\npeer = \"exi\"\nservice = \"x\"\n";

@@ -171,7 +171,7 @@ fn the_prefixes_of_peers_are_checked() {
     refused(twice, 16, "peer[1].allowed_ips[1]", "10.9.0.2/32 is named twice (remedy: remove one)");
     let other = "allowed_ips = [\"10.9.0.0/28\"]\n[[peer]]\nname = \"c\"\npublic_key = \"n-_7AkECV9SwkttuVyrc8Dk1Tz5r_AvCJtYjCfE6-J0\"\n\
                  allowed_ips = [\"10.9.0.0/27\", \"10.9.0.0/28\"]\n";
-    let words = "10.9.0.0/28 belongs to \"b\" (peer[1].allowed_ips[0]) already";
+    let words = "10.9.0.0/28 belongs to \"b\" (allowed_ips[0]) already";
     refused(other, 19, "peer[2].allowed_ips[1]", words);
     let one_shares = other.replace("[\"10.9.0.0/28\"]", "[\"10.9.0.0/28\"]\npriority = 1");
     refused(&one_shares, 20, "peer[2].allowed_ips[1]", words);
@@ -205,7 +205,7 @@ fn what_carries_the_tunnel_does_not_go_into_it() {
     let one = |text: &str, words: &str| {
         refused(&format!("allowed_ips = [\"{text}\"]\n"), 15, "peer[1].allowed_ips[0]", words);
     };
-    let held = "192.0.2.0/24 holds 192.0.2.7 of \"b\" (peer[1].endpoints[0]): the tunnel's own packets would go into";
+    let held = "192.0.2.0/24 holds 192.0.2.7 of \"b\" (endpoints[0]): the tunnel's own packets would go into";
     one("192.0.2.0/24", held);
     one("192.0.2.0/24", "(remedy: set transport.mark");
     one("192.0.2.7", "192.0.2.7/32 holds 192.0.2.7");
@@ -246,8 +246,7 @@ fn what_carries_the_tunnel_does_not_go_into_it() {
         let link = format!("{more}{BASE}{text}").replace("10.9.0.1/24", "192.0.2.1/24");
         let problem = only_problem(&link);
         assert_eq!(problem.key_path, "tun.address[0]");
-        let words =
-            "192.0.2.1/24 holds 192.0.2.7 of \"b\" (peer[1].endpoints[0]): it would be looked for behind";
+        let words = "192.0.2.1/24 holds 192.0.2.7 of \"b\" (endpoints[0]): it would be looked for behind";
         assert!(problem.to_string().contains(words), "{problem}");
     }
     let link = format!("{BASE}{TUNNEL}").replace("10.9.0.1/24", "127.0.0.9/8");
@@ -334,19 +333,19 @@ fn what_the_configuration_says_stands_and_the_state_file_is_at_fault() {
             "allowed_ips = [\"10.9.0.2\"]\n",
             "allowed_ips = [\"10.9.0.2/32\"]\n",
             "peer[0].allowed_ips[0]",
-            "belongs to \"b\" (peer[1].allowed_ips[0]) of the configuration already",
+            "belongs to \"b\" (allowed_ips[0]) of the configuration already",
         ),
         (
             "allowed_ips = [\"198.51.100.0/24\"]\n",
             "endpoints = [\"198.51.100.9:1\"]\n",
             "peer[0].endpoints[0]",
-            "198.51.100.9 lies in 198.51.100.0/24 of \"b\" (peer[1].allowed_ips[0]) of the configuration",
+            "198.51.100.9 lies in 198.51.100.0/24 of \"b\" (allowed_ips[0]) of the configuration",
         ),
         (
             "",
             "allowed_ips = [\"192.0.2.0/28\"]\n",
             "peer[0].allowed_ips[0]",
-            "192.0.2.0/28 holds 192.0.2.7 of \"b\" (peer[1].endpoints[0]) of the configuration",
+            "192.0.2.0/28 holds 192.0.2.7 of \"b\" (endpoints[0]) of the configuration",
         ),
         (
             "",

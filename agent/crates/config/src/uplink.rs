@@ -64,7 +64,8 @@ section! {
         /// The line's part where no rate is known: a line with 2 carries twice as much as one with 1. Either `weight` or `rate`, and of
         /// all lines the same.
         weight: Option<u16> = None, whole(1..=i64::from(MOST_WEIGHT)).optional(), Now;
-        /// What the line carries, in bits a second.
+        /// What this host sends on the line to each peer at most, in bits a second of IP packets: what exceeds it waits in the agent, flow
+        /// by flow. The other end sends by the ratio of the lines' rates. With `peer.rate = "auto"` it counts until the line is measured.
         rate: Option<u64> = None, rate().optional(), Now;
         /// `"metered"`: the line's bytes cost money. It then carries payloads only while no other line can that is not a backup, in both
         /// directions if the peer's version knows lines. A line that was suspect is held for 10 s, or 60 s if it flaps; meanwhile metered

@@ -61,8 +61,8 @@ impl Target {
             return Err(address);
         }
         match text.parse::<Endpoint>() {
-            Ok(Endpoint { host, port }) if host.parse::<std::net::IpAddr>().is_err() => {
-                Ok(Self::Name(Endpoint { host: value::host_name(&host)?, port }))
+            Ok(endpoint) if !endpoint.is_range() && endpoint.host.parse::<std::net::IpAddr>().is_err() => {
+                Ok(Self::Name(Endpoint::new(value::host_name(&endpoint.host)?, endpoint.port)))
             }
             Ok(_) | Err(_) => Err(address),
         }

@@ -9,7 +9,7 @@ use std::{
     time::{Duration, UNIX_EPOCH},
 };
 
-use gate::password::PasswordKey;
+use gate::{chosen_password::PasswordHash, client_key::ClientKey, password::PasswordKey};
 use ipnet::IpNet;
 use serde::{Deserialize, Serialize};
 
@@ -32,6 +32,16 @@ const PASSWORD_REMEDY: &str = "let culvert user add or culvert user set --new-pa
 
 fn password_key() -> Kind<PasswordKey> {
     text("key of a password", |text| parsed(text, PASSWORD_REMEDY), ToString::to_string)
+}
+
+fn password_hash() -> Kind<PasswordHash> {
+    let remedy = "let culvert user hash make it";
+    text("Argon2id hash of a password", move |text| parsed(text, remedy), ToString::to_string)
+}
+
+fn client_key() -> Kind<ClientKey> {
+    let remedy = "write sha256: and what openssl x509 -in CERTIFICATE -pubkey -noout | openssl pkey -pubin -outform der | sha256sum says";
+    text("hash of a public key", move |text| parsed(text, remedy), ToString::to_string)
 }
 
 /// A time as seconds since the Unix epoch.
@@ -71,8 +81,16 @@ section! {
         /// The name that the client gives with its password, in logs and metrics. Unique.
         name: Arc<str> = "".into(), name(), Now, required "give it a name";
         /// What is kept of the password: a keyed hash, which `culvert user add` makes together with the password itself. It works at
-        /// any agent that has this line.
-        password_key: PasswordKey = PasswordKey::NOBODY, password_key(), Now, required PASSWORD_REMEDY;
+        /// any agent that has this line. A user has this, `password_hash` or `client_key`.
+        password_key: Option<PasswordKey> = None, password_key().optional(), Now;
+        /// In its place what is kept of a password that a person has chosen: its Argon2id hash, as `culvert user hash` makes it, with at
+        /// most 64 MiB of memory (`m=65536`), and four passes with that. A guess [can be told by its
+        /// time](security.md#passwords-that-people-choose), and few are looked at.
+        password_hash: Option<PasswordHash> = None, password_hash().optional(), Now;
+        /// The key of a TLS certificate that lets the user in without a password: `sha256:` and the SHA-256 of its public key
+        /// (SubjectPublicKeyInfo), in hexadecimal or base64. Nothing else of the certificate is looked at. While a user has one, every
+        /// client is asked for a certificate, which browsers show.
+        client_key: Option<ClientKey> = None, client_key().optional(), Now;
         /// Which of our services the user may reach, each by its name: `web:80` is the service `web`, whatever the port.
         services: Vec<usize> = Vec::new(), granted(), Now;
         /// The networks that the user may reach, as far as a service with `upstream = "any"` allows it. With a port, as in
@@ -92,6 +110,18 @@ section! {
     also {
         /// The kind of file that names the user.
         origin: PeerOrigin = PeerOrigin::Config;
+    }
+}
+
+impl User {
+    /// The keys of the file that say what the user is let in with.
+    pub fn credentials(&self) -> impl Iterator<Item = &'static str> {
+        let keys = [
+            ("password_key", self.password_key.is_some()),
+            ("password_hash", self.password_hash.is_some()),
+            ("client_key", self.client_key.is_some()),
+        ];
+        keys.into_iter().filter_map(|(key, is_there)| is_there.then_some(key))
     }
 }
 
@@ -137,8 +167,14 @@ impl fmt::Display for Network {
 #[serde(deny_unknown_fields)]
 pub struct NewUser {
     pub name: String,
-    /// What is kept of its password; the password itself never leaves the command that made it.
-    pub password_key: String,
+    /// What is kept of its password, one of the two; the password itself never leaves the command that made it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_key: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub password_hash: Option<String>,
+    /// The hash of the key of its certificate.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub client_key: Option<String>,
     /// The names of our services that it may reach.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub services: Vec<String>,
@@ -174,6 +210,7 @@ impl Checks {
                 }
                 continue;
             }
+            self.credentials(&table, &user, users);
             if user.disabled {
                 users.push(user);
                 continue;
@@ -193,6 +230,24 @@ impl Checks {
             let at = At { path: "user".to_owned(), ..At::file(PeerOrigin::Config) };
             let problem = format!("there are {} users, and {MAX_USERS} are allowed", users.len());
             self.report.add(&at, problem, "remove some, or split them over several agents");
+        }
+    }
+
+    /// Checks what `user` is let in with, also against `others`.
+    fn credentials(&mut self, table: &Table<'_>, user: &User, others: &[User]) {
+        let (key, hash) = (table.has("password_key"), table.has("password_hash"));
+        if key && hash {
+            let problem = "a user has one password, and there is a password_key, too";
+            self.report.add(&table.place("password_hash"), problem, "leave one of the two");
+        } else if !key && !hash && !table.has("client_key") {
+            let problem = format!("{:?} has neither password_key, password_hash nor client_key", user.name);
+            self.report.add(&table.at, problem, PASSWORD_REMEDY);
+        }
+        let holder =
+            others.iter().find(|other| other.client_key.is_some() && other.client_key == user.client_key);
+        if let Some(holder) = holder {
+            let problem = format!("is that of {:?}, too", holder.name);
+            self.report.add(&table.place("client_key"), problem, "give each user a key of its own");
         }
     }
 
@@ -252,6 +307,19 @@ impl Checks {
                 let problem = format!("{:?} has two addresses of one family", user.name);
                 self.report.add(&at("user.address", user.origin), problem, "leave one of each family");
             }
+        }
+    }
+
+    /// Notes hashes whose check takes much of `memory`, which this host has.
+    pub(super) fn memory_of_hashes(&mut self, users: &[User], memory: Option<u64>, at: &At) {
+        let hashes = users.iter().filter_map(|user| user.password_hash.as_ref());
+        let most = hashes.map(PasswordHash::memory_bytes).max().unwrap_or(0);
+        if memory.is_some_and(|memory| most > memory / 8) {
+            let problem = format!(
+                "a check of the largest user.password_hash takes {} MiB, more than an eighth of the memory",
+                most >> 20
+            );
+            self.report.note(at, problem, "make hashes with a smaller m, as culvert user hash does (19 MiB)");
         }
     }
 

@@ -7,6 +7,7 @@ use gate::password::PasswordKey;
 use crate::{
     Config, NewUser, PeerOrigin,
     change::{KeyValue, PeerChange},
+    export::user_toml,
     reload::{self, Kind},
     reload_tests::parse,
     state::{self, Edit, StateError},
@@ -117,6 +118,31 @@ fn what_a_user_may_say() {
     }
     let twice = format!("{HEAD}{}{}", user("anna", ""), user("anna", ""));
     assert!(problem(&twice).contains("is taken by an earlier one"));
+    let [key, hash, client_key] = [
+        format!("password_key = \"{}\"", key()),
+        "password_hash = \"$argon2id$v=19$m=65536,t=4,p=1$c2FsdHNhbHQ$aGFzaGhhc2hoYXNoaGFzaA\"".to_owned(),
+        format!("client_key = \"sha256:{}\"", "0a".repeat(32)),
+    ];
+    let with = |keys: &[&str]| {
+        format!("{HEAD}[[user]]\nname = \"anna\"\nservices = [\"web\"]\n{}\n", keys.join("\n"))
+    };
+    for keys in [&[&*key][..], &[&hash], &[&client_key], &[&key, &client_key], &[&hash, &client_key]] {
+        let user = &parse(&with(keys)).users[0];
+        let text = user_toml(user, &[]);
+        assert!(keys.iter().all(|key| text.contains(*key)), "{text}");
+    }
+    for (keys, wrong) in [
+        (&[][..], "neither password_key, password_hash nor client_key"),
+        (&[&*key, &hash], "one password"),
+        (&[&hash.replace("65536", "65537")], "asks for 65537 KiB"),
+        (&[&hash.replace("t=4", "t=5")], "in all passes"),
+        (&[&client_key.replace("0a\"", "\"")], "is not sha256:"),
+    ] {
+        let said = problem(&with(keys));
+        assert!(said.contains(wrong) && said.contains("(remedy: "), "{keys:?}: {said}");
+    }
+    let two = with(&[&client_key]) + &user("ben", &client_key);
+    assert!(problem(&two).contains("is that of \"anna\", too"));
     let plain = format!("{HEAD}[[user]]\nname = \"anna\"\npassword_key = \"hunter2\"\n");
     assert!(problem(&plain).contains("let culvert user add"));
 }
@@ -176,7 +202,7 @@ fn the_state_file_keeps_users() {
     let running = parse(&format!("{HEAD}{}", user("anna", "services = [\"web\"]")));
     let new = NewUser {
         name: "ben".to_owned(),
-        password_key: key(),
+        password_key: Some(key()),
         networks: vec!["10.1.0.0/16".to_owned()],
         ..NewUser::default()
     };
@@ -197,7 +223,7 @@ fn the_state_file_keeps_users() {
     assert_eq!(users.iter().map(|user| &*user.name).collect::<Vec<_>>(), ["anna", "ben"]);
     assert!(users[1].disabled && users[1].origin == PeerOrigin::State);
     // The configuration's own users count.
-    let anna = NewUser { name: "anna".to_owned(), password_key: key(), ..NewUser::default() };
+    let anna = NewUser { name: "anna".to_owned(), password_key: Some(key()), ..NewUser::default() };
     let mut edit = Edit::begin(&path).unwrap();
     edit.add_user(&anna).unwrap();
     assert_eq!(state::users(&running, edit.text()).unwrap().len(), 2);
@@ -205,6 +231,9 @@ fn the_state_file_keeps_users() {
     let plan = reload::plan_users(&running, users);
     assert_eq!(plan.changes.len(), 1);
     assert!(
-        state::users(&running, "[[user]]\nname = \"x\"\n").unwrap_err().to_string().contains("is missing")
+        state::users(&running, "[[user]]\nname = \"x\"\n")
+            .unwrap_err()
+            .to_string()
+            .contains("neither password_key")
     );
 }

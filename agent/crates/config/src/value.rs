@@ -127,6 +127,13 @@ pub(super) fn socket_address(text: &str) -> Result<SocketAddr, Bad> {
     }
     let example = "write an address and a port, as in \"127.0.0.1:53\" or \"[::1]:53\"";
     Err(match text.parse::<Endpoint>() {
+        Ok(Endpoint { port, last_port, .. }) if port != last_port => bad(
+            format!("{text:?} is a range of ports, and a socket has one"),
+            format!(
+                "write one of them, and have the kernel lead the others there: nft add rule inet culvert_ports arriving udp dport \
+                 {port}-{last_port} redirect to :{port}"
+            ),
+        ),
         Ok(Endpoint { host, .. }) => bad(
             format!("{host:?} is a host name, and names are not looked up here"),
             format!("write its address (getent ahosts {host})"),
@@ -180,6 +187,15 @@ fn usable(ip: IpAddr, has_zone: bool) -> Result<(), Bad> {
 
 /// A host or an address to dial, and its port.
 pub(super) fn endpoint(text: &str) -> Result<Endpoint, Bad> {
+    let endpoint = reached(text)?;
+    if endpoint.is_range() {
+        return Err(bad(format!("{text:?} has a range of ports"), "write one port"));
+    }
+    Ok(endpoint)
+}
+
+/// A host or an address at which an agent is reached, and its port or a range of ports.
+pub(super) fn reached(text: &str) -> Result<Endpoint, Bad> {
     let endpoint: Endpoint = parsed(text, "write host:port, as in \"exit.example.net:4433\"")?;
     let (ip, zone) =
         endpoint.host.split_once('%').map_or((&*endpoint.host, None), |(ip, zone)| (ip, Some(zone)));

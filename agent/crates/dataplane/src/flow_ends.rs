@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use config::Config;
+use wire::proxy::ClientAddresses;
 
 use crate::{
     peer::PeerData,
@@ -19,12 +20,13 @@ impl PeerData {
         reason: DropReason,
         config: &Config,
     ) -> Option<Flow> {
+        let told = self.relay.flows.told.client(id);
         let flow = self.relay.remove_flow(id, reason)?;
         if let Some(why) = why {
             self.relay.stats.flows_ended[why] += 1;
         }
         if let Some(tally) = &flow.tally {
-            self.record(&flow, tally, why, config);
+            self.record(&flow, told, tally, why, config);
         }
         Some(flow)
     }
@@ -44,12 +46,19 @@ impl PeerData {
         }
     }
 
-    fn record(&self, flow: &Flow, tally: &Tally, why: Option<FlowEnd>, config: &Config) {
+    fn record(
+        &self,
+        flow: &Flow,
+        told: Option<ClientAddresses>,
+        tally: &Tally,
+        why: Option<FlowEnd>,
+        config: &Config,
+    ) {
         let Some(recorder) = self.relay.flows.registry.agent.recorder.get() else { return };
         let Subject { service, destination } =
             tally.subject.clone().unwrap_or_else(|| subject(&flow.origin, config));
         let source = match flow.origin {
-            Origin::Ingress { client, .. } => Some(client.address),
+            Origin::Ingress { client, .. } => Some(told.map_or(client.address, |told| told.source())),
             Origin::Upstream { .. } => None,
         };
         recorder.note(Ended {

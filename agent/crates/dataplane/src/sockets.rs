@@ -10,6 +10,7 @@ use config::{Config, Forward, Uplink, Upstream};
 use gate::decoy::DecoyId;
 use net::{
     Net, TcpListener, TcpStream, Token, TunQueue, UdpOptions, UdpRole, UdpSocket, Ways,
+    aliased::Aliased,
     ports::{PortPlan, Ports},
     stats::Booked as SocketBooked,
     wildcard_for,
@@ -246,6 +247,30 @@ impl SocketFactory {
     ) -> io::Result<UnderlayId> {
         let options = self.dialling(remote, line)?;
         let id = self.underlay(underlays, &options)?;
+        if let Some(underlay) = underlays.get_mut(id) {
+            underlay.line = line;
+        }
+        Ok(id)
+    }
+
+    /// A socket for a connection that was dialled at `remote` and goes on at `to`, another port of the same agent.
+    ///
+    /// # Errors
+    /// Those of [`SocketFactory::dial`].
+    pub fn dial_as(
+        &mut self,
+        underlays: &mut Underlays,
+        remote: SocketAddr,
+        to: SocketAddr,
+        line: Option<u8>,
+    ) -> io::Result<UnderlayId> {
+        if remote == to {
+            return self.dial(underlays, remote, line);
+        }
+        let options = self.dialling(to, line)?;
+        let id = underlays.vacant();
+        let (socket, token) = self.socket(&options, Source::Underlay(id))?;
+        let id = underlays.insert(Box::new(Aliased::new(socket, remote, to)), options.role, token);
         if let Some(underlay) = underlays.get_mut(id) {
             underlay.line = line;
         }

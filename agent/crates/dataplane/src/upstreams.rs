@@ -5,7 +5,7 @@
 //! ```
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fmt, io,
     net::SocketAddr,
     path::Path,
@@ -198,13 +198,37 @@ impl Upstreams {
         self.generation.load(Ordering::Acquire)
     }
 
-    /// Notes that an attempt at a place failed.
+    /// Notes that an attempt at a place failed. If too many have, the failure that is the longest ago is forgotten.
     pub fn fail(&self, place: &Place, error: &io::Error, now: Instant) {
         self.is_doubted.store(true, Ordering::Relaxed);
         let mut failed = lock(&self.failed);
-        if failed.len() < MOST_FAILURES || failed.contains_key(place) {
-            failed.insert(place.clone(), Failed { error: error.to_string().into(), at: now });
+        if failed.len() >= MOST_FAILURES && !failed.contains_key(place) {
+            let oldest = failed.iter().min_by_key(|(_, failure)| failure.at).map(|(place, _)| place.clone());
+            oldest.and_then(|oldest| failed.remove(&oldest));
         }
+        failed.insert(place.clone(), Failed { error: error.to_string().into(), at: now });
+        self.failures.store(failed.len(), Ordering::Relaxed);
+    }
+
+    /// Forgets failures at places where none of the services is any more: nobody is shown them, or reaches such a place.
+    pub fn keep_failures_of<'a>(&self, upstreams: impl IntoIterator<Item = &'a Upstream>) {
+        if self.failures.load(Ordering::Relaxed) == 0 {
+            return;
+        }
+        let mut held = BTreeSet::new();
+        for target in upstreams.into_iter().flat_map(Upstream::targets) {
+            match target {
+                Target::Address(address) => _ = held.insert(Place::Address(*address)),
+                Target::Unix(path) => _ = held.insert(Place::Unix(Arc::clone(path))),
+                Target::Name(name) => {
+                    let names = lock(&self.names);
+                    let Some(Known { addresses, .. }) = names.get(name) else { continue };
+                    held.extend(addresses.udp.iter().chain(&addresses.tcp).copied().map(Place::Address));
+                }
+            }
+        }
+        let mut failed = lock(&self.failed);
+        failed.retain(|place, _| held.contains(place));
         self.failures.store(failed.len(), Ordering::Relaxed);
     }
 
@@ -253,6 +277,8 @@ impl Upstreams {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use base::clock::{Clock, ManualClock};
 
     use super::*;
@@ -276,7 +302,7 @@ mod tests {
     #[test]
     fn a_name_keeps_its_addresses_while_it_is_not_found() {
         let upstreams = Upstreams::default();
-        let name = Endpoint { host: "db.example.net".to_owned(), port: 53 };
+        let name = Endpoint::new("db.example.net".to_owned(), 53);
         let before = upstreams.generation();
         assert!(!upstreams.not_found(&name, "no such host".to_owned()));
         let first = addresses([1]).tcp[0];
@@ -294,7 +320,7 @@ mod tests {
     #[test]
     fn a_name_with_many_addresses_leaves_room_for_the_targets_behind_it() {
         let upstreams = Upstreams::default();
-        let name = Endpoint { host: "db.example.net".to_owned(), port: 53 };
+        let name = Endpoint::new("db.example.net".to_owned(), 53);
         upstreams.found(&name, addresses(0..5_000), None);
         let last: SocketAddr = ([203, 0, 113, 1], 53).into();
         let text = "identity = { key_file = \"key\" }\ntransport = { listen = [\"127.0.0.1:4433\"] }\n[[service]]\nname = \"db\"\nupstream = [\"db.example.net:53\", \"203.0.113.1:53\"]\n";
@@ -317,5 +343,38 @@ mod tests {
         assert!(failure.contains("refused") && at == Some(now), "{failure}");
         upstreams.reach(&place);
         assert_eq!(upstreams.states(&upstream)[0].failure, None);
+    }
+    #[test]
+    fn the_newest_failures_are_known_however_many_places_have_failed() {
+        let (upstreams, clock) = (Upstreams::default(), ManualClock::default());
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let place = |last: u16| SocketAddr::from(([203, 0, (last / 256) as u8, last as u8], 53));
+        for last in 0..2 * MOST_FAILURES as u16 {
+            clock.advance(Duration::from_secs(30));
+            upstreams.fail(&Place::Address(place(last)), &refused, clock.now());
+            assert!(upstreams.states(&place(last).into())[0].failure.is_some(), "{last}");
+        }
+        assert_eq!(lock(&upstreams.failed).len(), MOST_FAILURES);
+        assert_eq!(upstreams.states(&place(0).into())[0].failure, None, "the oldest is forgotten");
+    }
+
+    #[test]
+    fn a_failure_goes_with_the_address_of_its_name() {
+        let (upstreams, now) = (Upstreams::default(), ManualClock::default().now());
+        let name = Endpoint::new("db.example.net".to_owned(), 53);
+        let text = "identity = { key_file = \"key\" }\ntransport = { listen = [\"127.0.0.1:4433\"] }\n[[service]]\nname = \"db\"\nupstream = [\"db.example.net:53\", \"203.0.113.1:53\"]\n";
+        let config = config::Config::parse(text, Path::new("/etc")).expect("a configuration");
+        let keep = || upstreams.keep_failures_of(config.services.iter().map(|service| &service.upstream));
+        upstreams.found(&name, addresses([1, 2]), None);
+        let places = upstreams.tcp(&config.services[0].upstream);
+        for place in &places {
+            upstreams.fail(place, &io::ErrorKind::ConnectionRefused.into(), now);
+        }
+        keep();
+        assert!(lock(&upstreams.failed).keys().eq(&places), "they are where the service is");
+        upstreams.found(&name, addresses([2, 3]), None);
+        keep();
+        assert!(lock(&upstreams.failed).keys().eq(&places[1..]));
+        assert_eq!(upstreams.failures.load(Ordering::Relaxed), 2);
     }
 }

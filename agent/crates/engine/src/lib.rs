@@ -5,7 +5,7 @@
 //! | one worker: its loop, its sockets, sessions, lanes and forwards | [`worker`] |
 //! | messages and hand-off batches between workers | [`hub`] |
 //! | control connections: quinn-proto, dialling, congestion control, windows | [`control`] |
-//! | one peer, as a worker sees it | [`peer`]; the way to it: [`reach`] |
+//! | one peer, as a worker sees it | [`peer`]; the way to it: [`reach`]; when its ports change: [`hops`] |
 //! | all peers, and who may connect | [`registry`], [`origin`] |
 //! | how a reload reaches the workers | [`follow`] |
 //! | the TUN device, its addresses and routes; the packet size to each peer | [`tunnel`], [`mtu_table`] |
@@ -37,6 +37,7 @@ pub mod capture;
 pub mod control;
 pub mod follow;
 pub mod health;
+pub mod hops;
 pub mod hub;
 pub mod metrics;
 pub mod mtu_table;

@@ -27,6 +27,7 @@ use crate::{
         dial::Dialler,
         liveness::Liveness,
     },
+    hops::Hops,
     hub::Connected,
     origin::PeerOrigin,
     reach::{Demand, Reach},
@@ -93,6 +94,8 @@ pub struct Peer {
     pub reported: Reported,
     pub demand: Demand,
     pub reach: Reach,
+    /// When a port of its session at this worker last changed.
+    pub hops: Hops,
     pub rates: Sampler<PeerTraffic>,
     /// The bytes that its quota was charged for at this worker.
     pub charged: u64,
@@ -146,6 +149,8 @@ throttles! {
     pub struct Throttles {
         /// Throttle of log lines about attempts to connect.
         pub attempts,
+        /// Throttle of the line about the first attempt since the peer was lost.
+        pub dialling,
         /// Throttle of log lines about connections that end.
         pub connections,
         /// Throttle of the line about a new session, once a second.

@@ -33,7 +33,35 @@ struct Count {
     bytes: u64,
     /// The first second of the month that they are of.
     begins: u64,
+    /// Since when the clock has been more than a month before that one, in Unix time.
+    ahead_since: Option<u64>,
 }
+
+impl Count {
+    fn new(bytes: u64, begins: u64) -> Self {
+        Self { bytes, begins, ahead_since: None }
+    }
+
+    /// Whether the month lies ahead by more than a month for so long that the clock was wrong then, and is not now.
+    fn is_of_a_wrong_clock(&mut self, until: u64, unix: u64) -> bool {
+        if self.begins <= until || unix < OLDEST_CLOCK {
+            self.ahead_since = None;
+            return false;
+        }
+        let since = self.ahead_since.map_or(unix, |since| since.min(unix));
+        self.ahead_since = Some(since);
+        unix - since >= CLOCK_SET_WITHIN
+    }
+}
+
+/// A clock that reads less has not been set: 2026-01-01 00:00 UTC, before there were quotas.
+const OLDEST_CLOCK: u64 = 1_767_225_600;
+
+/// A host without a battery hears the time within so many seconds of its start: a day.
+const CLOCK_SET_WITHIN: u64 = 86_400;
+
+/// The seconds of the longest month.
+const LONGEST_MONTH: u64 = 31 * 86_400;
 
 /// What an operator is shown of a quota.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,23 +86,36 @@ pub struct QuotaBook {
 impl QuotaBook {
     /// Adds bytes to what the peer has carried; `unix` is the wall clock in seconds. Returns what holds for the peer now.
     ///
-    /// A clock that goes back ends no month: a host without a battery begins in 1970 until it hears the time.
+    /// A clock that goes back ends no month: a host without a battery begins in 1970 until it hears the time. If it stays back for a
+    /// day by more than a month, it was ahead before: what was counted is of this month then.
     pub fn charge(&self, name: &Arc<str>, quota: &Quota, bytes: u64, unix: u64) -> QuotaView {
         let (begins, until) = quota.month_of(unix);
         let mut counts = lock(&self.counts);
         let count = counts.entry(Arc::clone(name)).or_insert_with(|| {
             self.changed.store(true, Ordering::Relaxed);
-            Count { bytes: 0, begins }
+            Count::new(0, begins)
         });
-        if count.begins < begins {
-            *count = Count { bytes: 0, begins };
-            self.changed.store(true, Ordering::Relaxed);
+        let is_over = count.begins < begins;
+        let is_wrong = count.is_of_a_wrong_clock(until, unix);
+        if is_over {
+            *count = Count::new(0, begins);
         }
-        if bytes > 0 {
+        if bytes > 0 || is_over || is_wrong {
             count.bytes = count.bytes.saturating_add(bytes);
             self.changed.store(true, Ordering::Relaxed);
         }
-        QuotaView { used: count.bytes, until, held: held(quota, count.bytes) }
+        let used = count.bytes;
+        if is_wrong {
+            // Also of names that nothing is charged to.
+            for count in counts.values_mut().filter(|count| count.begins > until) {
+                *count = Count::new(count.bytes, begins);
+            }
+        }
+        if is_over {
+            // Whatever day a month begins on, these are over, of removed peers too.
+            counts.retain(|_, count| count.begins.saturating_add(LONGEST_MONTH) > begins);
+        }
+        QuotaView { used, until, held: held(quota, used) }
     }
 
     /// The same without a charge, for a peer that may not have been charged yet.
@@ -89,7 +130,7 @@ impl QuotaBook {
     /// Has a peer have carried so many bytes in the month of `unix`.
     pub fn set(&self, name: &Arc<str>, quota: &Quota, bytes: u64, unix: u64) {
         let (begins, _) = quota.month_of(unix);
-        lock(&self.counts).insert(Arc::clone(name), Count { bytes, begins });
+        lock(&self.counts).insert(Arc::clone(name), Count::new(bytes, begins));
         self.changed.store(true, Ordering::Relaxed);
     }
 
@@ -138,7 +179,7 @@ impl QuotaBook {
                 wrong.get_or_insert(place + 1);
                 break;
             }
-            counts.insert(name.into(), Count { bytes, begins });
+            counts.insert(name.into(), Count::new(bytes, begins));
         }
         wrong.map_or(Ok(()), Err)
     }
@@ -183,6 +224,53 @@ mod tests {
         assert_eq!(charge(0, 0).held, Held::Stopped);
         book.set(&name, &quota, 10, FEBRUARY + 29 * DAY);
         assert_eq!(charge(0, FEBRUARY + 29 * DAY).used, 10);
+    }
+
+    #[test]
+    fn a_clock_that_was_years_ahead_freezes_no_month() {
+        const YEARS: u64 = 3 * 365 * DAY;
+        let (book, quota) = (QuotaBook::default(), quota(Then::Stop));
+        let [name, removed] = ["b", "gone"].map(Arc::<str>::from);
+        let charge = |bytes, unix| book.charge(&name, &quota, bytes, unix);
+        book.charge(&removed, &quota, 7, FEBRUARY + YEARS);
+        assert_eq!(charge(990, FEBRUARY + YEARS).held, Held::Free);
+        // The file has it so, and the clock is right from now on.
+        assert_eq!(charge(10, FEBRUARY + DAY).held, Held::Stopped, "nothing is given back");
+        assert_eq!(charge(0, FEBRUARY + 3 * DAY).used, 1_000);
+        assert_eq!(charge(0, FEBRUARY + 28 * DAY - 1).held, Held::Stopped);
+        assert_eq!(charge(5, FEBRUARY + 28 * DAY).used, 5, "the month has ended");
+        assert_eq!(charge(0, FEBRUARY + 59 * DAY).used, 0);
+        assert_eq!(book.text().lines().count(), 2, "{}", book.text());
+    }
+
+    #[test]
+    fn a_clock_that_is_not_set_yet_gives_nothing_back() {
+        let (book, name, quota) = (QuotaBook::default(), Arc::from("b"), quota(Then::Stop));
+        let charge = |unix| book.charge(&name, &quota, 0, unix).held;
+        book.charge(&name, &quota, 1_000, FEBRUARY + 150 * DAY);
+        // From 1970 for days; from the day on which the system was built for some hours.
+        let unset =
+            [0, 9 * DAY, FEBRUARY, FEBRUARY + DAY / 2, FEBRUARY + 150 * DAY, FEBRUARY, FEBRUARY + 3_600];
+        assert_eq!(unset.map(charge), [Held::Stopped; 7]);
+        assert_eq!(charge(FEBRUARY + 150 * DAY), Held::Stopped);
+    }
+
+    #[test]
+    fn counts_of_removed_peers_leave_when_their_month_is_over() {
+        let (book, quota) = (QuotaBook::default(), quota(Then::Stop));
+        let other = Quota { from: 20, ..quota };
+        for name in 0..100 {
+            book.charge(&format!("guest-{name}").into(), &quota, 1, FEBRUARY);
+        }
+        let names = || book.text().lines().count() - 1;
+        book.charge(&"late".into(), &other, 1, FEBRUARY + 20 * DAY);
+        book.charge(&"b".into(), &quota, 1, FEBRUARY + 27 * DAY);
+        assert_eq!(names(), 102);
+        book.charge(&"b".into(), &quota, 1, FEBRUARY + 59 * DAY);
+        assert_eq!(names(), 1, "{}", book.text());
+        book.charge(&"late".into(), &other, 1, FEBRUARY + 60 * DAY);
+        book.charge(&"b".into(), &quota, 1, FEBRUARY + 90 * DAY);
+        assert_eq!(names(), 1, "that month began on 20 March");
     }
 
     #[test]

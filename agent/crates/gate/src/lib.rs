@@ -15,7 +15,8 @@
 //! | which datagrams go to the decoy and back | `decoy.rs`; their counts are in `decoy_stats.rs` |
 //! | why were they refused, for those who may know | `refusals.rs` |
 //! | which preshared key do two ends share, and how does it enter lanes | `preshared.rs` |
-//! | what is kept of a user's password | `password.rs` |
+//! | what is kept of a user's password | `password.rs`; of one that a person has chosen: `chosen_password.rs` |
+//! | whose certificate is it, of a user | `client_key.rs` |
 //!
 //! Every datagram that no lane and no other worker wants comes here, on listening and on dialling sockets:
 //!
@@ -63,8 +64,10 @@ pub mod admission;
 pub mod budget;
 pub mod carrier;
 mod certificate;
+pub mod chosen_password;
 pub mod classify;
 pub mod client;
+pub mod client_key;
 pub mod decoy;
 pub mod decoy_stats;
 #[cfg(test)]
@@ -106,7 +109,7 @@ use self::{
     named::{Look, Strangers},
     partial::{Decided, Partial, Partials, Progress},
     refusals::{Refusal, Refusals, Why},
-    retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryKey},
+    retry::{Carried, MAX_RETRY_BYTES, RETRY_TOKEN_BYTES, RetryError, RetryKey},
     table::{InsertError, SingleUse, Tag, Used},
 };
 use crate::{
@@ -189,6 +192,8 @@ base::labelled! {
         Named => "named",
         /// A part of the ClientHello of an unauthenticated sender: kept for the rest.
         NamePart => "name_part",
+        /// Answered with a Retry, because its sender names us and many handshakes of such are open.
+        NameRetry => "name_retry",
         /// Not read, because the budget for reading the names of unauthenticated senders is used up.
         NameBudget => "name_budget",
     }
@@ -207,6 +212,8 @@ pub struct Gate {
     earlier: Vec<Box<[u8]>>,
     /// Unauthenticated senders who may name us; `None`: we have no names.
     strangers: Option<Strangers>,
+    /// Whether those who name us have to prove their address first.
+    pub names_prove: bool,
     /// The counts of this gate so far.
     pub stats: GateStats,
 }
@@ -265,6 +272,7 @@ impl Gate {
             decided: Decided::new(),
             earlier: Vec::new(),
             strangers: None,
+            names_prove: false,
             stats: GateStats::default(),
         }
     }
@@ -435,6 +443,10 @@ impl Gate {
         if self.parts.required && decided.1 == Step::Passed {
             return decided;
         }
+        if ours && self.retried_name(initial, arrival.source) == Some(Err(RetryError::Destination)) {
+            // The rest of a handshake, to the connection ID that we have chosen in it.
+            return (Verdict::Pass, Step::Passed);
+        }
         self.named(datagram, initial, arrival.source, now).unwrap_or(decided)
     }
 
@@ -451,10 +463,18 @@ impl Gate {
             return None;
         }
         match strangers.look(&*self.parts.crypto, datagram, initial.dcid, source, now) {
-            Look::Ours(earlier) => {
-                self.earlier = earlier;
-                Some((Verdict::Named, Step::Named))
-            }
+            Look::Ours(earlier) => match self.retried_name(initial, source) {
+                // quinn-proto would answer such a token with a close.
+                Some(Err(_)) => Some((Verdict::Taken, Step::RetryToken)),
+                None if self.names_prove && RetryKey::serves(&source) => {
+                    self.retry_name(initial, source);
+                    Some((Verdict::Retry, Step::NameRetry))
+                }
+                None | Some(Ok(())) => {
+                    self.earlier = earlier;
+                    Some((Verdict::Named, Step::Named))
+                }
+            },
             Look::Waits => Some((Verdict::Taken, Step::NamePart)),
             Look::Other(earlier) => {
                 self.earlier = earlier;

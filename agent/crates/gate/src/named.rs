@@ -12,10 +12,14 @@ use std::{
 
 use base::token_bucket::{Allowance, Pace};
 use quinn_proto::crypto;
+use rand::RngExt as _;
 
 use crate::{
-    classify::MAX_CID_BYTES,
+    Gate, OwnKey,
+    classify::{Initial, MAX_CID_BYTES},
     initial::{client_hello, server_name},
+    knock::{KNOCK_BYTES, MAC_BYTES},
+    retry::{self, Carried, RETRY_TOKEN_BYTES, RetryError},
 };
 
 /// ClientHellos of unauthenticated senders that are not whole, at all workers together. A place has 3 KiB.
@@ -220,6 +224,49 @@ impl Place {
     }
 }
 
+/// What a Retry carries in place of a knock.
+const NO_KNOCK: [u8; KNOCK_BYTES] = [0; KNOCK_BYTES];
+
+// Who names us answers a Retry with a token of the form of peers', whose mac1 holds for no key: it proves an address and no knowledge.
+impl Gate {
+    /// Whether the token of `initial` is that of a Retry to who named us, and `source` may use it; `None`: we have made no such token.
+    pub(super) fn retried_name(
+        &self,
+        initial: &Initial<'_>,
+        source: SocketAddr,
+    ) -> Option<Result<(), RetryError>> {
+        if initial.token.len() != RETRY_TOKEN_BYTES {
+            return None;
+        }
+        let unix_seconds = self.parts.clock.unix_seconds();
+        match self.parts.own.retry.open(source, initial.dcid, initial.token, unix_seconds) {
+            Err(RetryError::Sealed | RetryError::Length) => None,
+            Ok(carried) => Some(if carried.knock == NO_KNOCK { Ok(()) } else { Err(RetryError::Sealed) }),
+            Err(error) => Some(Err(error)),
+        }
+    }
+
+    /// Writes the Retry that sends who named us to another connection ID.
+    pub(super) fn retry_name(&mut self, initial: &Initial<'_>, source: SocketAddr) {
+        let (dcid, nonce) = (self.parts.ids.next_id().0, self.parts.rng.random());
+        let carried = Carried::new(initial.dcid, &NO_KNOCK);
+        let unix_seconds = self.parts.clock.unix_seconds();
+        let server = self.parts.own.server_of(OwnKey::Current);
+        let mut token = self.parts.own.retry.token(server, source, carried, unix_seconds, &dcid, nonce);
+        let mac1: [u8; MAC_BYTES] = self.parts.rng.random();
+        token[RETRY_TOKEN_BYTES - MAC_BYTES..].copy_from_slice(&mac1);
+        let packet = retry::packet(
+            &*self.parts.crypto,
+            initial.scid,
+            initial.dcid,
+            &dcid,
+            &token,
+            &mut self.retry_packet,
+        );
+        self.retry_len = packet.len();
+    }
+}
+
 /// The /24 or /56 of an address.
 fn prefix(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
@@ -236,7 +283,10 @@ mod tests {
 
     use super::*;
     use crate::{
-        Arrival, Step, Verdict, admission::Room, gate_tests::gate, properties::initial_packet,
+        Arrival, Step, Verdict,
+        admission::Room,
+        gate_tests::gate,
+        properties::{initial_packet, initial_with_token},
         testing::server_tls,
     };
 
@@ -393,6 +443,50 @@ mod tests {
         assert_eq!([Step::Named, Step::NamePart, Step::NameBudget, Step::Token].map(ended), [1, 1, 0, 4]);
         gate.set_names(&[], now);
         assert_eq!(gate.check(&ours, arrival(true), now), Verdict::Unauthenticated);
+    }
+
+    #[test]
+    fn who_names_us_has_to_prove_its_address_while_many_do() {
+        let clock = Arc::new(ManualClock::default());
+        let now = clock.now();
+        let mut gate = gate(&clock);
+        gate.set_names(&["gw.example.net".to_owned()], now);
+        let arrival =
+            |number| Arrival { source: source(number), validated: false, listening: true, room: Room::Free };
+        let hello = |name: &str| hello(name, 1_180);
+        let with = |dcid: &[u8], token: &[u8], name| {
+            let hello = hello(name);
+            let dcid = dcid.try_into().unwrap();
+            initial_with_token(&*server_tls(), dcid, 0, token, &piece(&hello, 0, hello.len()))
+        };
+        let first = with(&[9; 8], &[], "gw.example.net");
+        assert_eq!(gate.check(&first, arrival(1), now), Verdict::Named, "a few do not");
+        gate.names_prove = true;
+        let other = with(&[9; 8], &[], "gw.example.org");
+        assert_eq!(gate.check(&other, arrival(1), now), Verdict::Unauthenticated, "no byte to another name");
+        assert_eq!(gate.check(&first, arrival(1), now), Verdict::Retry);
+        // Behind the flags, the version and an empty connection ID: the new one, the token, the tag.
+        let packet = gate.retry_packet().to_vec();
+        let (new, rest) = packet[7..].split_at(8);
+        let token = &rest[..rest.len() - 16];
+        assert_eq!(token.len(), RETRY_TOKEN_BYTES);
+        let again = with(new, token, "gw.example.net");
+        assert_eq!(gate.check(&again, arrival(2), now), Verdict::Taken, "from another address");
+        assert_eq!(gate.check(&again, arrival(1), now), Verdict::Named);
+        assert_eq!(
+            gate.check(&with(new, token, "gw.example.org"), arrival(1), now),
+            Verdict::Unauthenticated
+        );
+        let chosen = gate.parts.ids.next_id().0;
+        let rest_of_it = with(&chosen, token, "gw.example.org");
+        assert_eq!(gate.check(&rest_of_it, arrival(1), now), Verdict::Pass, "to the ID that we have chosen");
+        let mut damaged = token.to_vec();
+        damaged[20] ^= 1;
+        assert_eq!(gate.check(&with(new, &damaged, "gw.example.net"), arrival(1), now), Verdict::Retry);
+        clock.advance(Duration::from_secs(17));
+        assert_eq!(gate.check(&again, arrival(1), clock.now()), Verdict::Taken, "it is too old");
+        let ended = |step| gate.stats.ended[step];
+        assert_eq!([Step::Named, Step::NameRetry, Step::RetryToken].map(ended), [2, 2, 2]);
     }
 
     #[test]

@@ -50,15 +50,22 @@ impl PasswordKey {
     ///
     /// The system gives no random numbers.
     pub fn generate() -> Result<(Self, Zeroizing<String>), NoRandomness> {
-        let random = SystemRandom::new();
-        let (mut bytes, mut key) = (Zeroizing::new([0; PASSWORD_BYTES]), [0; KEY_BYTES]);
-        random.fill(bytes.as_mut_slice()).map_err(|_| NoRandomness)?;
-        random.fill(&mut key).map_err(|_| NoRandomness)?;
+        let mut bytes = Zeroizing::new([0; PASSWORD_BYTES]);
+        SystemRandom::new().fill(bytes.as_mut_slice()).map_err(|_| NoRandomness)?;
         let password = Zeroizing::new(BASE64URL_NOPAD.encode(bytes.as_slice()));
-        let tag = hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), password.as_bytes());
-        let mut hash = [0; HASH_BYTES];
-        hash.copy_from_slice(tag.as_ref());
-        Ok((Self { key, hash }, password))
+        Ok((Self::of(password.as_bytes())?, password))
+    }
+
+    /// The hash of `password` under a new key. Of one that a person has chosen it is to be kept in memory only: it can be guessed.
+    ///
+    /// # Errors
+    ///
+    /// The system gives no random numbers.
+    pub fn of(password: &[u8]) -> Result<Self, NoRandomness> {
+        let (mut key, mut hash) = ([0; KEY_BYTES], [0; HASH_BYTES]);
+        SystemRandom::new().fill(&mut key).map_err(|_| NoRandomness)?;
+        hash.copy_from_slice(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, &key), password).as_ref());
+        Ok(Self { key, hash })
     }
 
     /// Whether `password` is the one that this was made of. The time depends on its length alone.

@@ -296,7 +296,7 @@ pub(crate) fn initial_packet(
 }
 
 /// The same with a token, of less than 16,384 bytes.
-fn initial_with_token(
+pub(crate) fn initial_with_token(
     crypto: &dyn crypto::ServerConfig,
     dcid: &[u8; 8],
     number: u32,

@@ -16,11 +16,12 @@ use quinn_proto::crypto::{
 use rustls::{
     ServerConfig,
     crypto::{CryptoProvider, ring as provider},
+    server::{NoClientAuth, danger::ClientCertVerifier},
     sign::{CertifiedKey, SingleCertAndKey},
 };
 use rustls_pki_types::{CertificateDer, PrivateKeyDer, ServerName, pem::PemObject};
 
-use crate::tls::hybrid;
+use crate::{client_key::AnyClient, tls::hybrid};
 
 /// The application protocol of HTTP/3 (RFC 9114 §3.1).
 const ALPN: &[u8] = b"h3";
@@ -36,8 +37,25 @@ const MOST_FILE_BYTES: usize = 1 << 20;
 pub struct WebCertificate {
     chain: Vec<CertificateDer<'static>>,
     expires: u64,
-    crypto: Arc<dyn crypto::ServerConfig>,
-    tls: Arc<ServerConfig>,
+    quic: Asking<Arc<dyn crypto::ServerConfig>>,
+    tls: Asking<Arc<ServerConfig>>,
+}
+
+/// The same TLS twice: one that asks clients for a certificate, and one that does not.
+#[derive(Clone)]
+struct Asking<T> {
+    asks: T,
+    asks_not: T,
+}
+
+impl<T: Clone> Asking<T> {
+    fn new<E>(make: impl Fn(bool) -> Result<T, E>) -> Result<Self, E> {
+        Ok(Self { asks: make(true)?, asks_not: make(false)? })
+    }
+
+    fn get(&self, asks: bool) -> T {
+        if asks { self.asks.clone() } else { self.asks_not.clone() }
+    }
 }
 
 /// Why there is no certificate.
@@ -142,8 +160,9 @@ impl WebCertificate {
                 WebCertificateError::Key { path: key, cause }
             }
         })?;
-        let tls = tcp_server(certified.clone())?;
-        Ok(Self { chain, expires, crypto: server(provider, certified)?, tls })
+        let tls = Asking::new(|asks| tcp_server(certified.clone(), asks))?;
+        let quic = Asking::new(|asks| server(provider.clone(), certified.clone(), asks))?;
+        Ok(Self { chain, expires, quic, tls })
     }
 
     /// When the certificate ends, in seconds since 1970.
@@ -162,16 +181,16 @@ impl WebCertificate {
             .is_some_and(|(certificate, name)| certificate.verify_is_valid_for_subject_name(&name).is_ok())
     }
 
-    /// The TLS of a server that shows this certificate to everybody, and asks for none.
+    /// The TLS of a server that shows this certificate to everybody, and perhaps asks clients for one, which none must have.
     #[must_use]
-    pub fn crypto(&self) -> Arc<dyn crypto::ServerConfig> {
-        Arc::clone(&self.crypto)
+    pub fn crypto(&self, asks: bool) -> Arc<dyn crypto::ServerConfig> {
+        self.quic.get(asks)
     }
 
     /// The same on TCP, also of TLS 1.2, for HTTP/2 and HTTP/1.1.
     #[must_use]
-    pub fn tls(&self) -> Arc<ServerConfig> {
-        Arc::clone(&self.tls)
+    pub fn tls(&self, asks: bool) -> Arc<ServerConfig> {
+        self.tls.get(asks)
     }
 }
 
@@ -202,14 +221,23 @@ fn tcp_provider() -> CryptoProvider {
     CryptoProvider { kx_groups, ..provider::default_provider() }
 }
 
-fn tcp_server(certified: CertifiedKey) -> Result<Arc<ServerConfig>, rustls::Error> {
+fn tcp_server(certified: CertifiedKey, asks: bool) -> Result<Arc<ServerConfig>, rustls::Error> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(tcp_provider()))
         .with_protocol_versions(&[&rustls::version::TLS13, &rustls::version::TLS12])?
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients(asks))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
     config.alpn_protocols = TCP_ALPN.map(<[u8]>::to_vec).into();
     keep_nothing(&mut config);
     Ok(Arc::new(config))
+}
+
+/// Who looks at certificates of clients.
+fn clients(asks: bool) -> Arc<dyn ClientCertVerifier> {
+    if asks {
+        AnyClient::verifier(provider::default_provider().signature_verification_algorithms)
+    } else {
+        Arc::new(NoClientAuth)
+    }
 }
 
 /// Nothing is kept of unauthenticated senders, and no early data is taken.
@@ -222,18 +250,19 @@ fn keep_nothing(config: &mut ServerConfig) {
 fn server(
     provider: CryptoProvider,
     certified: CertifiedKey,
+    asks: bool,
 ) -> Result<Arc<dyn crypto::ServerConfig>, WebCertificateError> {
     let mut config = ServerConfig::builder_with_provider(Arc::new(provider))
         .with_protocol_versions(&[&rustls::version::TLS13])?
-        .with_no_client_auth()
+        .with_client_cert_verifier(clients(asks))
         .with_cert_resolver(Arc::new(SingleCertAndKey::from(certified)));
     config.alpn_protocols = vec![ALPN.to_vec()];
     keep_nothing(&mut config);
     Ok(Arc::new(QuicServerConfig::try_from(config)?))
 }
 
-/// The end of the validity of a certificate (RFC 5280 §4.1.2.5), in seconds since 1970.
-fn not_after(certificate: &[u8]) -> Option<u64> {
+/// A certificate from its validity on (RFC 5280 §4.1): that, the subject, the public key.
+fn from_validity(certificate: &[u8]) -> Option<&[u8]> {
     const CONTEXT_0: u8 = 0xa0;
     let (_, whole, _) = element(certificate)?;
     let (_, mut fields, _) = element(whole)?;
@@ -242,14 +271,27 @@ fn not_after(certificate: &[u8]) -> Option<u64> {
     for _ in 0..leading {
         fields = element(fields)?.2;
     }
-    let (_, validity, _) = element(fields)?;
+    Some(fields)
+}
+
+/// The SubjectPublicKeyInfo of a certificate (RFC 5280 §4.1.2.7).
+pub(crate) fn public_key_info(certificate: &[u8]) -> Option<&[u8]> {
+    let (.., subject) = element(from_validity(certificate)?)?;
+    let (.., info) = element(subject)?;
+    let (.., behind) = element(info)?;
+    Some(&info[..info.len() - behind.len()])
+}
+
+/// The end of the validity of a certificate (RFC 5280 §4.1.2.5), in seconds since 1970.
+fn not_after(certificate: &[u8]) -> Option<u64> {
+    let (_, validity, _) = element(from_validity(certificate)?)?;
     let (_, _, behind) = element(validity)?;
     let (kind, time, _) = element(behind)?;
     unix_seconds(kind, time)
 }
 
 /// Tag and content of the element of DER at the front of `bytes`, and what follows it.
-fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
+pub(crate) fn element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let [tag, length, rest @ ..] = bytes else { return None };
     let (length, rest) = if length & 0x80 == 0 {
         (usize::from(*length), rest)

@@ -1,4 +1,4 @@
-//! The listening end of carriers: a line for each client's stream, which all workers share, and a port for each worker.
+//! The listening end of carriers: a queue for each client's stream, which all workers share, and a port for each worker.
 //!
 //! A stream's source is of a kind that no datagram of UDP has: the client's address as IPv6 has it, with the number of the stream for flow
 //! information, which the kernel gives no address. So it is found from a destination alone which way a packet takes, a client's UDP
@@ -18,7 +18,7 @@ use std::{
 use base::panics::lock;
 
 use crate::{
-    carrier::{Line, NAME_BYTES, Port, Probe},
+    carrier::{NAME_BYTES, Port, Probe, StreamQueue},
     steering,
 };
 
@@ -47,14 +47,14 @@ pub fn client_of(source: SocketAddr) -> SocketAddr {
 /// The streams of an exit's clients at one time.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Streams {
-    lines: HashMap<SocketAddr, Arc<Line>>,
-    /// The questions of the lines' far ends, by their names.
+    queues: HashMap<SocketAddr, Arc<StreamQueue>>,
+    /// The questions of the queues' far ends, by their names.
     probes: HashMap<[u8; NAME_BYTES], Arc<Probe>>,
 }
 
 impl Streams {
-    pub(super) fn line(&self, to: &SocketAddr) -> Option<&Arc<Line>> {
-        self.lines.get(to)
+    pub(super) fn queue(&self, to: &SocketAddr) -> Option<&Arc<StreamQueue>> {
+        self.queues.get(to)
     }
 
     /// Whether there is anybody who may ask.
@@ -135,19 +135,19 @@ impl Exit {
     /// Opens a stream of the client at this address of TCP.
     #[must_use]
     pub fn open(&self, client: SocketAddr, probe: Option<Probe>) -> Accepted {
-        let (line, probe) = (Line::new(true, &self.discarded), probe.map(Arc::new));
+        let (queue, probe) = (StreamQueue::new(true, &self.discarded), probe.map(Arc::new));
         // Four billion streams later a number is free again.
         let number = NonZeroU32::new(self.newest.fetch_add(1, Ordering::Relaxed).wrapping_add(1));
         let source = source(client, number.unwrap_or(NonZeroU32::MIN));
         self.table.change(|streams| {
-            streams.lines.insert(source, Arc::clone(&line));
+            streams.queues.insert(source, Arc::clone(&queue));
             if let Some((name, probe)) =
                 probe.as_ref().and_then(|probe| Some((Probe::name(&probe.question)?, probe)))
             {
                 streams.probes.insert(name, Arc::clone(probe));
             }
         });
-        Accepted { exit: self.clone(), source, line, probe }
+        Accepted { exit: self.clone(), source, queue, probe }
     }
 }
 
@@ -156,7 +156,7 @@ impl Exit {
 pub struct Accepted {
     exit: Exit,
     source: SocketAddr,
-    line: Arc<Line>,
+    queue: Arc<StreamQueue>,
     probe: Option<Arc<Probe>>,
 }
 
@@ -169,8 +169,8 @@ impl Accepted {
 
     /// What waits for it.
     #[must_use]
-    pub fn line(&self) -> &Line {
-        &self.line
+    pub fn queue(&self) -> &StreamQueue {
+        &self.queue
     }
 
     /// Takes a packet to the worker whose it is, as the kernel does; false: there was no room.
@@ -184,12 +184,12 @@ impl Accepted {
 impl Drop for Accepted {
     fn drop(&mut self) {
         self.exit.table.change(|streams| {
-            streams.lines.remove(&self.source);
+            streams.queues.remove(&self.source);
             if let Some(name) = self.probe.as_ref().and_then(|probe| Probe::name(&probe.question)) {
                 streams.probes.remove(&name);
             }
         });
-        self.line.close();
-        self.line.discard();
+        self.queue.close();
+        self.queue.discard();
     }
 }

@@ -1,11 +1,11 @@
 //! Carriers: packets that another thread takes over a stream, in place of a UDP socket.
 //!
 //! ```text
-//!   worker ── CarrierUdp ── Line (bounded, drops) ──► a stream's task      one line for each stream
+//!   worker ── CarrierUdp ── StreamQueue (bounded, drops) ──► a stream's task      one for each stream
 //!   worker ◄─ CarrierUdp ── Port (bounded, drops) ◄── a stream's task      one port for each socket
 //! ```
 //!
-//! To a worker a carrier is a UDP socket: a dialled one has one line, and a listening UDP socket has a line for each client, by the
+//! To a worker a carrier is a UDP socket: a dialled one has one queue, and a listening UDP socket has a queue for each client, by the
 //! address that its packets seem to come from (`accepted.rs`, `listening.rs`). What does not fit is dropped and counted, as the kernel does; nothing waits
 //! for a stream. A dialled socket may have both, UDP and a stream, and chooses between them (`choosing.rs`).
 //!
@@ -175,14 +175,14 @@ pub struct Beside {
 
 /// What waits for one stream.
 #[derive(Debug)]
-pub struct Line {
-    state: Mutex<LineState>,
+pub struct StreamQueue {
+    state: Mutex<StreamState>,
     news: Notify,
     discarded: Arc<AtomicU64>,
 }
 
 #[derive(Debug)]
-struct LineState {
+struct StreamState {
     /// Packets, and since when each waits.
     queue: Queue<Instant>,
     is_open: bool,
@@ -191,7 +191,7 @@ struct LineState {
     probe: Option<Arc<Probe>>,
 }
 
-impl LineState {
+impl StreamState {
     /// Whether an open stream does not take packets as fast as they come.
     fn is_behind(&self, now: Instant) -> bool {
         let oldest = self.queue.packets.front().filter(|_| self.is_open);
@@ -200,9 +200,9 @@ impl LineState {
     }
 }
 
-impl Line {
+impl StreamQueue {
     pub(super) fn new(is_open: bool, discarded: &Arc<AtomicU64>) -> Arc<Self> {
-        let state = LineState { queue: Queue::new(MOST_OUT_BYTES), is_open, is_closed: false, probe: None };
+        let state = StreamState { queue: Queue::new(MOST_OUT_BYTES), is_open, is_closed: false, probe: None };
         let discarded = Arc::clone(discarded);
         Arc::new(Self { state: Mutex::new(state), news: Notify::new(), discarded })
     }
@@ -234,7 +234,7 @@ impl Line {
         lock(&self.state).queue.take().map(|(_, packet)| packet)
     }
 
-    /// Waits until [`Line::take`] has something; false when the worker is done with the stream.
+    /// Waits until [`StreamQueue::take`] has something; false when the worker is done with the stream.
     pub async fn ready(&self) -> bool {
         loop {
             let news = self.news.notified();
@@ -281,7 +281,7 @@ impl Line {
     }
 }
 
-impl Drop for Line {
+impl Drop for StreamQueue {
     fn drop(&mut self) {
         self.discard();
     }
@@ -379,7 +379,7 @@ pub struct Wanted {
     /// Where what comes is put, as from the label.
     pub port: Arc<Port>,
     /// What waits for it; its end is the stream's.
-    pub line: Arc<Line>,
+    pub queue: Arc<StreamQueue>,
 }
 
 /// What a worker's network needs for carriers.
@@ -404,12 +404,16 @@ pub trait Carriers {
 
     /// The other way to an address or to a label, if the peer there has one.
     fn beside(&self, address: SocketAddr) -> Option<Beside>;
+
+    /// Where UDP beside a label leads if no name of the peer has the address `from` any more; `None` while one has. The names are looked
+    /// up again, for whoever asks next.
+    fn moved(&self, label: SocketAddr, from: SocketAddr) -> Option<SocketAddr>;
 }
 
 /// A carrier as a worker sees it.
 pub(crate) struct CarrierUdp {
     port: Arc<Port>,
-    pub(super) line: Arc<Line>,
+    pub(super) queue: Arc<StreamQueue>,
     /// Dials it, until it was.
     dials: Option<Box<dyn FnOnce()>>,
     ready: Ready,
@@ -427,21 +431,26 @@ impl CarrierUdp {
     ) -> Self {
         ready.mark(token);
         let discarded = carriers.discarded();
-        let (port, line) = (Port::of(&Arc::default(), &discarded), Line::new(false, &discarded));
-        let wanted = Wanted { label, port: Arc::clone(&port), line: Arc::clone(&line) };
+        let (port, queue) = (Port::of(&Arc::default(), &discarded), StreamQueue::new(false, &discarded));
+        let wanted = Wanted { label, port: Arc::clone(&port), queue: Arc::clone(&queue) };
         let carriers = Rc::clone(carriers);
         let dials: Box<dyn FnOnce()> = Box::new(move || carriers.dial(wanted));
         let (stats, ready) = (UdpStats::default(), ready.clone());
-        Self { port, line, dials: Some(dials), ready, token, stats }
+        Self { port, queue, dials: Some(dials), ready, token, stats }
     }
 }
 
-/// Puts the datagrams of `message` on a line, and counts them.
-pub(super) fn put(line: &Line, batch: &SendBatch, message: &Message, stats: &mut UdpStats) -> SendOutcome {
+/// Puts the datagrams of `message` on a queue, and counts them.
+pub(super) fn put(
+    queue: &StreamQueue,
+    batch: &SendBatch,
+    message: &Message,
+    stats: &mut UdpStats,
+) -> SendOutcome {
     let (mut failed, mut sent) = (0, 0);
     let now = SystemClock.now();
     for packet in batch.segments(message) {
-        if line.put(packet, now) {
+        if queue.put(packet, now) {
             sent += 1;
             stats.count_sent(1, packet.len() as u64);
         } else {
@@ -472,7 +481,7 @@ impl UdpSocket for CarrierUdp {
         }
         self.stats.send_calls += 1;
         for message in batch.messages() {
-            outcome(message, put(&self.line, batch, message, &mut self.stats));
+            outcome(message, put(&self.queue, batch, message, &mut self.stats));
         }
         batch.clear();
         if let Some(dial) = self.dials.take() {
@@ -513,7 +522,7 @@ impl UdpSocket for CarrierUdp {
 
 impl Drop for CarrierUdp {
     fn drop(&mut self) {
-        self.line.close();
+        self.queue.close();
     }
 }
 

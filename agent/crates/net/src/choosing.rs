@@ -4,7 +4,7 @@
 //!            silence: Choosing::seek                     heard over the stream for half a second,
 //!   Udp ──────────────────────────────► Both             UDP answers no question
 //!    ▲                                  │   │
-//!    │      UDP answers the question    │   └────────────► Stream ── asks over UDP after 1, 2, 4 … 30 s
+//!    │      UDP answers the question    │   └────────────► Stream ── asks over UDP after 1, 2, 4, 5 … 30 s
 //!    └──────────────────────────────────┴───────────────────┘
 //! ```
 //!
@@ -38,6 +38,10 @@ const QUESTION_INTERVAL: Duration = Duration::from_millis(100);
 
 /// How long UDP is left alone, at first and at most.
 const PAUSES: [Duration; 2] = [Duration::from_secs(1), Duration::from_secs(30)];
+
+/// How often at least UDP is asked while a stream has carried for less than a minute: most cuts are short.
+const OFTEN: Duration = Duration::from_secs(5);
+const OFTEN_FOR: Duration = Duration::from_secs(60);
 
 /// After UDP has carried for so long, its next failure is treated as its first.
 const TRUSTED: Duration = Duration::from_secs(60);
@@ -141,7 +145,7 @@ impl Choosing {
     }
 
     fn probe(&self) -> Option<Arc<Probe>> {
-        self.stream.as_ref()?.line.probe()
+        self.stream.as_ref()?.queue.probe()
     }
 
     /// Sends a question over UDP, if a stream is open and it is time for one.
@@ -157,13 +161,30 @@ impl Choosing {
         self.next = match self.way {
             Way::Udp | Way::Both(_) => now + QUESTION_INTERVAL,
             Way::Stream => {
-                self.pause = (self.pause * 2).min(PAUSES[1]);
+                if self.pause == PAUSES[1] {
+                    self.follow();
+                }
+                let recent = now.saturating_duration_since(self.since) < OFTEN_FOR;
+                self.pause = (self.pause * 2).min(if recent { OFTEN } else { PAUSES[1] });
                 now + self.pause
             }
         };
         let path = Path { destination: self.over_udp, source: None, tos: 0 };
         let question = &probe.question;
         self.udp.send_now(&Burst { path, bytes: question, segment: question.len().max(1) }, &mut |_| {});
+    }
+
+    /// Has UDP lead to another address, if the peer has one since it was looked up: a stream may last for months.
+    fn follow(&mut self) {
+        let moved = self.dials.carriers.moved(self.dials.label, self.over_udp);
+        let Some(to) = moved.filter(|to| to.is_ipv6() == self.over_udp.is_ipv6()) else { return };
+        match self.udp.reconnect(to) {
+            Ok(()) => {
+                tracing::debug!(from = %self.over_udp, %to, "UDP beside a stream is tried at another address");
+                self.over_udp = to;
+            }
+            Err(error) => tracing::debug!(%error, %to, "no socket for UDP beside a stream"),
+        }
     }
 
     /// UDP passes: the stream has had its time.

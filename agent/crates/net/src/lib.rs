@@ -14,6 +14,7 @@
 //! | how messages are sent: GSO and its fallbacks | `transmit.rs` |
 //! | packets that a stream carries in place of a UDP socket | `carrier.rs` |
 //! | a dialled socket that has UDP and a stream · a listening one | `choosing.rs` · `listening.rs` |
+//! | a dialled socket whose far end is at another port | `aliased.rs` |
 //! | TCP and names on the kernel, readiness from tokio | `kernel.rs` |
 //! | names that are looked up beside the packet path | `lookup.rs` |
 //! | stream sockets of this host | `unix.rs` |
@@ -52,6 +53,7 @@ use ip::{
 
 mod accepted;
 pub mod alarm;
+pub mod aliased;
 pub mod batch;
 pub mod carrier;
 pub mod ceiling;

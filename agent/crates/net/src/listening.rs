@@ -103,7 +103,7 @@ impl UdpSocket for Listening {
         }
         while let Some(message) = batch.messages().first() {
             if !is_udp(message) {
-                let result = match self.streams.now().line(&message.path.destination) {
+                let result = match self.streams.now().queue(&message.path.destination) {
                     Some(line) => {
                         self.stats.send_calls += 1;
                         put(line, batch, message, &mut self.stats)

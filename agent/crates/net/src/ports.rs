@@ -219,8 +219,8 @@ fn steer(member: &Socket, workers: u8) {
         WARNED.call_once(|| {
             tracing::warn!(
                 %error,
-                "the kernel does not steer datagrams to their workers, so they are handed over between threads; \
-                 allow SO_ATTACH_REUSEPORT_CBPF (seccomp profile, Linux 4.5), or set `transport.workers = 1`"
+                "the kernel does not steer datagrams to their workers, so they are handed over between threads \
+                 (remedy: allow SO_ATTACH_REUSEPORT_CBPF (seccomp profile, Linux 4.5), or set transport.workers = 1)"
             );
         });
     }

@@ -140,6 +140,11 @@ impl Transmitter {
     }
 
     /// Whether the socket hears of ICMP errors.
+    /// Notes that the socket is connected to another address.
+    pub(super) fn set_connected(&mut self, remote: SocketAddr) {
+        self.connected = Some(remote);
+    }
+
     pub(super) fn is_connected(&self) -> bool {
         self.connected.is_some()
     }
@@ -272,7 +277,7 @@ impl Transmitter {
                 tracing::warn!(
                     ?destination,
                     "UDP_SEGMENT failed with EIO: datagrams to it are sent singly, tried again every minute; \
-                     further destinations are only counted"
+                     further destinations are only counted (remedy: none is needed; it costs CPU time)"
                 );
             });
             if let Some(ip) = destination

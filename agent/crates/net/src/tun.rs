@@ -159,7 +159,7 @@ fn make(name: &str, offload: bool) -> io::Result<(SyncDevice, bool)> {
             tracing::warn!(
                 several,
                 offload,
-                "the kernel does not take a TUN device with several queues and offload: packets cost more"
+                "the kernel does not take a TUN device with several queues and offload: packets cost more (remedy: none is needed)"
             );
             return Ok((device, *several));
         }

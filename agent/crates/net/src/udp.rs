@@ -172,6 +172,13 @@ impl KernelUdp {
         })
     }
 
+    /// Connects a connected socket to another address of the same family.
+    pub(super) fn reconnect(&mut self, remote: SocketAddr) -> io::Result<()> {
+        self.fd.get_ref().connect(&remote.into())?;
+        self.transmitter.set_connected(remote);
+        Ok(())
+    }
+
     /// The ICMP error that a connected socket met while it had no data; the kernel does not call that readable.
     fn take_error(&mut self) -> Option<io::Error> {
         let reported = self.transmitter.is_connected()
@@ -457,8 +464,8 @@ fn set_buffers(socket: &Socket, bytes: usize) -> io::Result<()> {
                 asked,
                 receive,
                 send,
-                "socket buffers are smaller than asked, so bursts are lost; give the daemon CAP_NET_ADMIN, or run \
-                 `sysctl -w net.core.rmem_max={asked} net.core.wmem_max={asked}`"
+                "socket buffers are smaller than asked, so bursts are lost (remedy: give the daemon CAP_NET_ADMIN, or run \
+                 `sysctl -w net.core.rmem_max={asked} net.core.wmem_max={asked}`)"
             );
         });
     }

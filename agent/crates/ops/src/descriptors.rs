@@ -9,7 +9,7 @@ use net::process;
 /// for as many as the hard limit allows, and warns if that is less than the peers that are known may use. Returns how many there are.
 pub fn raise_descriptor_limit(config: &Config) -> Option<u64> {
     let known = config.descriptors();
-    let failed = |error: &io::Error| tracing::warn!(%error, "cannot raise the limit on open files");
+    let failed = |error: &io::Error| tracing::warn!(%error, "cannot raise the limit on open files (remedy: LimitNOFILE= in the unit)");
     let granted = process::raise_descriptor_limit(known).inspect_err(failed).ok()?;
     if granted < known {
         tracing::warn!(

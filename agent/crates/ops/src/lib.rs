@@ -7,6 +7,7 @@
 //! | counters for Prometheus | [`metrics`] |
 //! | the figures of the status page, and their last ten minutes | [`web`] |
 //! | the sockets of the web server on TCP | [`web_server`] |
+//! | the admin server at a reload | [`admin_server`] |
 //! | captures, as qlog files | [`qlog`] |
 //! | what `[records]` writes | [`records`] |
 //! | a reload, from the file to the workers | [`reload`] |
@@ -14,6 +15,7 @@
 //! | logging | [`log`] |
 //! | the limit on open files | [`descriptors`] |
 
+pub mod admin_server;
 pub mod control_socket;
 pub mod descriptors;
 pub mod log;

@@ -59,7 +59,7 @@ pub fn init(log: Log) -> Result<(), AlreadySet> {
 /// What is not logged costs as little as before: callsites cache the answer of the filter, and are asked again here.
 pub fn set_level(level: LogLevel) {
     if let Some(Err(error)) = FILTER.get().map(|filter| filter.reload(targets(level))) {
-        tracing::error!(%error, "the log level stays as it was");
+        tracing::error!(%error, "the log level stays as it was (remedy: restart the daemon)");
     }
 }
 

@@ -179,6 +179,7 @@ impl Running {
         }
         let shares = self.open(&config, &plan)?;
         let web_sockets = self.web_server.open(&config)?;
+        let admin = self.admin.open(&config.admin)?;
         if dry_run {
             self.registry.would_take(&config, &plan)?;
             return Ok(changes);
@@ -192,6 +193,7 @@ impl Running {
         }
         log::set_level(config.log.level);
         self.web_server.follow(Arc::clone(&config), web_sockets);
+        self.admin.follow(&config.admin, admin);
         self.config.store(config);
         self.show_certificate();
         Ok(changes)

@@ -3,7 +3,7 @@
 use config::LoadError;
 use engine::{registry::RegistryError, tunnel::TunnelError, worker::remedy};
 
-use crate::web_server::ListenFailed;
+use crate::{admin_server::AdminListenFailed, web_server::ListenFailed};
 
 /// The reason why a reload changed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -28,6 +28,9 @@ pub enum ReloadError {
     /// A port of the web server could not be opened.
     #[error(transparent)]
     WebServer(#[from] ListenFailed),
+    /// The port of the admin server could not be opened.
+    #[error(transparent)]
+    AdminServer(#[from] AdminListenFailed),
     /// A peer that runs is in the way.
     #[error("a peer is in the way, see culvert peer list: {0}")]
     PeerRegistry(#[from] RegistryError),
@@ -39,7 +42,9 @@ impl ReloadError {
     pub fn is_bad_input(&self) -> bool {
         match self {
             Self::Config(_) | Self::PeerRegistry(_) => true,
-            Self::NoFile | Self::Route(_) | Self::Port { .. } | Self::WebServer(_) => false,
+            Self::NoFile | Self::Route(_) | Self::Port { .. } | Self::WebServer(_) | Self::AdminServer(_) => {
+                false
+            }
         }
     }
 }

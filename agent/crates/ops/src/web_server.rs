@@ -87,7 +87,7 @@ impl WebServer {
         }
         let start = self.start.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some(Err(error)) = start.map(|start| start(self.told.subscribe())) {
-            tracing::error!(%error, "http.listen cannot be served until the daemon is restarted");
+            tracing::error!(%error, "http.listen cannot be served (remedy: restart the daemon, once the cause is gone)");
         }
     }
 

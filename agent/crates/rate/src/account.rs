@@ -185,6 +185,13 @@ impl RateAccount {
         self.automatic.is_congested()
     }
 
+    /// What the path takes, in bytes a second, as an automatic rate has measured it; `None` before it was full.
+    #[inline]
+    #[must_use]
+    pub fn capacity(&self) -> Option<u64> {
+        self.automatic.capacity()
+    }
+
     /// What an automatic rate does, and why; `None` if the rate is not automatic.
     #[must_use]
     pub fn auto_view(&self, now: Instant) -> Option<AutoView> {

@@ -30,6 +30,8 @@ pub(super) struct Automatic {
     /// Whether the law decides the rate.
     is_on: AtomicBool,
     is_congested: AtomicBool,
+    /// What the path takes, in bytes a second; 0 before it was full.
+    capacity: AtomicU64,
     /// Bytes that left and that the law was not told of.
     untold: AtomicU64,
     /// When the law is told next, in nanoseconds of the account.
@@ -99,6 +101,11 @@ impl Automatic {
         self.is_congested.load(Ordering::Relaxed)
     }
 
+    #[inline]
+    pub(super) fn capacity(&self) -> Option<u64> {
+        Some(self.capacity.load(Ordering::Relaxed)).filter(|capacity| *capacity > 0)
+    }
+
     /// The state, to be changed; [`Automatic::publish`] is to follow.
     pub(super) fn state(&self) -> Held<'_, State> {
         lock(&self.state)
@@ -109,6 +116,8 @@ impl Automatic {
         self.is_on.store(state.law.is_some(), Ordering::Relaxed);
         let is_congested = state.law.as_ref().is_some_and(|law| law.is_congested());
         self.is_congested.store(is_congested, Ordering::Relaxed);
+        self.capacity
+            .store(state.law.as_ref().and_then(|law| law.capacity()).unwrap_or(0), Ordering::Relaxed);
     }
 
     /// Adds `bytes` that left; whether the law is to be told now, `now_ns` nanoseconds after the account's epoch.

@@ -10,6 +10,7 @@
 //! |---|---|
 //! | what has left, and may anything leave now | `account.rs` |
 //! | how much of the rate is one worker's, or one connection's | `share.rs` |
+//! | which accounts a peer has: of all its lines, of each | `accounts.rs` |
 //! | when the next burst leaves | `pacer.rs` |
 //! | what a peer sends faster than it was told | `policer.rs` |
 //! | which rate, if it is to be measured | the law: `auto/`; who tells it what: `automatic.rs` |
@@ -17,6 +18,7 @@
 use std::time::{Duration, Instant};
 
 mod account;
+mod accounts;
 pub mod auto;
 mod automatic;
 mod pacer;
@@ -24,6 +26,7 @@ mod policer;
 mod share;
 
 pub use account::{Acknowledged, Limit, RateAccount};
+pub use accounts::{LineLimits, MOST_LINES, RateAccounts};
 pub use automatic::{AutoLimits, AutoView, Measured};
 pub use pacer::Pacer;
 pub use policer::Policer;

@@ -20,9 +20,8 @@ pub(super) struct Signals {
     usual: Usual,
     /// Until when flows answer to losses that were not repaired.
     heard_until: Option<Instant>,
-    begun: Option<Instant>,
-    /// By bucket: milliseconds from `begun` to the end of the interval after its last one; empty until the first one.
-    until: Vec<u32>,
+    /// By bucket: the end of the interval after its last one; empty until the first one.
+    until: Vec<Option<Instant>>,
 }
 
 impl Signals {
@@ -53,14 +52,12 @@ impl Signals {
 
     /// Whether the flow in this bucket is to lose its next payload.
     pub(super) fn take(&mut self, bucket: u8, now: Instant) -> bool {
-        let begun = *self.begun.get_or_insert(now);
-        self.until.resize(256, 0);
-        let now = now.saturating_duration_since(begun);
+        self.until.resize(256, None);
         let until = &mut self.until[usize::from(bucket)];
-        if now.as_millis() < u128::from(*until) {
+        if until.is_some_and(|until| now < until) {
             return false;
         }
-        *until = u32::try_from((now + self.interval).as_millis()).unwrap_or(0);
+        *until = Some(now + self.interval);
         self.owed = self.owed.saturating_sub(1);
         true
     }
@@ -135,6 +132,21 @@ mod tests {
         assert_eq!(run(0, 3), [true, false, true], "these met the queue of the last measurement");
         assert_eq!([run(30, 3), run(30, 3)], [[false; 3]; 2]);
         assert_eq!(run(30, 1), [true, false, false], "as many as are lost");
+    }
+
+    #[test]
+    fn signals_are_as_rare_after_months_as_on_the_first_day() {
+        let (clock, mut signals) = (ManualClock::default(), Signals::default());
+        for days in [0, 49, 1, 1, 49, 365] {
+            clock.advance(Duration::from_secs(days * 86_400));
+            let mut heard = 0;
+            for _ in 0..100 {
+                clock.advance(Duration::from_millis(10));
+                signals.measure(&path(30, 100), 3, clock.now());
+                heard += usize::from(signals.is_due() && signals.take(7, clock.now()));
+            }
+            assert_eq!(heard, 4, "in a second, one in 300 ms");
+        }
     }
 
     #[test]

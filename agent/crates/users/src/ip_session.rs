@@ -151,9 +151,7 @@ impl IpSession {
     /// The session is over, perhaps for a reason of its own.
     fn look(&mut self, unix_seconds: u64) -> Result<Vec<u8>, Option<Refusal>> {
         let access = Arc::clone(&self.access.borrow_and_update());
-        if access.is_over(unix_seconds)
-            || access.password != self.grant.password
-            || access.addresses != self.fixed
+        if access.is_over(unix_seconds) || !access.takes(&self.grant.proof) || access.addresses != self.fixed
         {
             return Err(None);
         }

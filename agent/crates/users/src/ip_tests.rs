@@ -5,7 +5,10 @@ use std::{
     time::Duration,
 };
 
-use base::panics::lock;
+use base::{
+    clock::{Clock, SystemClock},
+    panics::lock,
+};
 use bytes::Bytes;
 use config::Config;
 use data_encoding::BASE64;
@@ -19,7 +22,7 @@ use tokio::time::timeout;
 
 use super::{scope::Scope, *};
 use crate::{
-    Grant, Users,
+    Grant, Presents, Users, Verdict,
     account::{Dropped, Place, Refusal},
 };
 
@@ -54,7 +57,11 @@ impl Anna {
     }
 
     fn grant(&self) -> Grant {
-        self.users.verify([Some(self.field.as_bytes()), None], 0).unwrap()
+        let source = IpAddr::from([192, 0, 2, 1]);
+        let presents = Presents { fields: [Some(self.field.as_bytes()), None], key: None, source };
+        let verdict = self.users.verify(&presents, None, 0, SystemClock.now());
+        let Verdict::Known(sender) = verdict else { panic!("nobody has chosen a password") };
+        sender.grant.unwrap()
     }
 
     async fn open(&self, path: &str) -> Result<Client, Refusal> {

@@ -100,7 +100,7 @@ impl Grant {
                 let current = access.borrow_and_update();
                 let now = unix_seconds();
                 let may_go_on = !current.is_over(now)
-                    && current.password == self.password
+                    && current.takes(&self.proof)
                     && current.still_leads_to(target, transport, address);
                 if !may_go_on {
                     return;

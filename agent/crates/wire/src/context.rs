@@ -12,7 +12,7 @@ use quic_core::{
     varint::{self, Reader},
 };
 
-use crate::repair_terms::StreamNumber;
+use crate::{proxy::ClientAddresses, repair_terms::StreamNumber};
 
 /// Bytes of a QUIC packet around the IP packet that fills it: its header and tag, the type of a DATAGRAM frame without length
 /// (RFC 9221 §4), and the context.
@@ -41,6 +41,9 @@ mod code {
     pub(super) const NUMBERED: u64 = 12;
     pub(super) const REPAIR: u64 = 13;
     pub(super) const ASK: u64 = 14;
+    pub(super) const OPEN_CLIENT: u64 = 15;
+    pub(super) const OPEN_EMPTY_CLIENT: u64 = 16;
+    pub(super) const COPIED: u64 = 17;
 }
 
 /// The context of a [`Report`](crate::report::Report), as every agent writes it.
@@ -48,6 +51,9 @@ pub const REPORT: u8 = code::REPORT as u8;
 
 /// Bytes of a numbered payload's number and distance, which have a fixed width: payloads of one size stay so.
 pub const NUMBER_BYTES: usize = 4 + 2;
+
+/// Bytes of the series and number of a payload that travels on two lines.
+pub const SERIES_BYTES: usize = 4 + 4;
 
 /// The most bytes that precede the frame in a numbered payload: context, stream, number and distance.
 pub const MOST_NUMBERED: usize = 1 + 2 + NUMBER_BYTES;
@@ -129,6 +135,8 @@ pub enum PayloadKind<'a> {
     Report(&'a [u8]),
     /// A payload that is repaired, or what repairs others.
     Repair,
+    /// A payload that travels on two lines.
+    Copied,
     /// What [`Context::decode`] has to tell: about a flow, not known, malformed, or a context in more bytes than it needs.
     Other,
 }
@@ -144,6 +152,7 @@ impl<'a> PayloadKind<'a> {
             code::IP_PARTIAL => Self::Packet { partial: true, packet: rest },
             code::REPORT => Self::Report(rest),
             code::NUMBERED | code::REPAIR | code::ASK => Self::Repair,
+            code::COPIED => Self::Copied,
             _ => Self::Other,
         }
     }
@@ -172,6 +181,8 @@ pub enum Context {
         number: FlowNumber,
         /// The receiver's service that the flow leads to.
         service: ServiceNumber,
+        /// Whose flow it is, if the service wants to know.
+        client: Option<ClientAddresses>,
         /// Offset of the payload, in bytes from the start of the frame's data.
         payload_at: usize,
     },
@@ -181,6 +192,8 @@ pub enum Context {
         number: FlowNumber,
         /// The receiver's service that the flow leads to.
         service: ServiceNumber,
+        /// Whose flow it is, if the service wants to know.
+        client: Option<ClientAddresses>,
     },
     /// The receiver of an opening knows the flow now.
     Confirmed(FlowNumber),
@@ -233,6 +246,15 @@ pub enum Context {
         /// The stream of numbers, which the far end of this lane numbers.
         stream: StreamNumber,
         /// Offset of the requests, of [`ASK_BYTES`] each.
+        payload_at: usize,
+    },
+    /// A payload that travels on two lines, and is delivered once.
+    Copied {
+        /// The numbering that `number` belongs to, which the sender has chosen by chance.
+        series: u32,
+        /// The number of the payload, the same in both frames that carry it, modulo 2^32.
+        number: u32,
+        /// Offset of the frame inside, in bytes from the start of this frame's data.
         payload_at: usize,
     },
     /// A context that is reserved or not known; its number.
@@ -307,7 +329,11 @@ impl Context {
             }
             Self::Closed(number) => Facts { flow: Some(number), message: Some(FlowMessage::Closed), ..none },
             Self::Unsupported(_) => Facts { payload_at: Some(0), ..none },
-            Self::Report { .. } | Self::Numbered { .. } | Self::Repair { .. } | Self::Ask { .. } => none,
+            Self::Report { .. }
+            | Self::Numbered { .. }
+            | Self::Repair { .. }
+            | Self::Ask { .. }
+            | Self::Copied { .. } => none,
         }
     }
 
@@ -325,9 +351,10 @@ impl Context {
                 let number = flow(fields)?;
                 return Some(Self::Flow { number, payload_at: at(fields) });
             }
-            code::OPEN => {
+            code @ (code::OPEN | code::OPEN_CLIENT) => {
                 let (number, service) = (flow(fields)?, service(fields)?);
-                return Some(Self::Open { number, service, payload_at: at(fields) });
+                let client = if code == code::OPEN { None } else { Some(client(fields)?) };
+                return Some(Self::Open { number, service, client, payload_at: at(fields) });
             }
             code::PIECE => {
                 let (number, datagram) = (flow(fields)?, below(fields, DATAGRAM_NUMBERS.into())?);
@@ -358,7 +385,19 @@ impl Context {
                 let whole = fields.rest().len().is_multiple_of(ASK_BYTES) && !fields.rest().is_empty();
                 return whole.then(|| Self::Ask { stream, payload_at: at(fields) });
             }
-            code::OPEN_EMPTY => Self::OpenEmpty { number: flow(fields)?, service: service(fields)? },
+            code::COPIED => {
+                let (&[s0, s1, s2, s3, n0, n1, n2, n3], _) = fields.rest().split_first_chunk()?;
+                let [series, number] = [[s0, s1, s2, s3], [n0, n1, n2, n3]].map(u32::from_be_bytes);
+                return Some(Self::Copied { series, number, payload_at: at(fields) + SERIES_BYTES });
+            }
+            code::OPEN_EMPTY => {
+                Self::OpenEmpty { number: flow(fields)?, service: service(fields)?, client: None }
+            }
+            code::OPEN_EMPTY_CLIENT => Self::OpenEmpty {
+                number: flow(fields)?,
+                service: service(fields)?,
+                client: Some(client(fields)?),
+            },
             code::CONFIRMED => Self::Confirmed(flow(fields)?),
             code::REFUSED => Self::Refused(flow(fields)?, Refusal::from_code(fields.varint()?)),
             code::UNKNOWN => Self::Unknown(flow(fields)?),
@@ -379,8 +418,20 @@ impl Context {
             Self::Piece { number, datagram, total, offset, .. } => {
                 Header::of([code::PIECE, number.0, datagram.into(), total.into(), offset.into()])
             }
-            Self::Open { number, service, .. } => Header::of([code::OPEN, number.0, service.0.into()]),
-            Self::OpenEmpty { number, service } => Header::of([code::OPEN_EMPTY, number.0, service.0.into()]),
+            Self::Open { number, service, client: None, .. } => {
+                Header::of([code::OPEN, number.0, service.0.into()])
+            }
+            Self::Open { number, service, client: Some(client), .. } => {
+                Header::of([code::OPEN_CLIENT, number.0, service.0.into()])
+                    .followed_by(client.encode().as_slice())
+            }
+            Self::OpenEmpty { number, service, client: None } => {
+                Header::of([code::OPEN_EMPTY, number.0, service.0.into()])
+            }
+            Self::OpenEmpty { number, service, client: Some(client) } => {
+                Header::of([code::OPEN_EMPTY_CLIENT, number.0, service.0.into()])
+                    .followed_by(client.encode().as_slice())
+            }
             Self::Confirmed(number) => Header::of([code::CONFIRMED, number.0]),
             Self::Refused(number, refusal) => Header::of([code::REFUSED, number.0, refusal.code()]),
             Self::Unknown(number) => Header::of([code::UNKNOWN, number.0]),
@@ -395,6 +446,10 @@ impl Context {
                 Header::of([code::REPAIR, stream.0.into()]).followed_by(&header)
             }
             Self::Ask { stream, .. } => Header::of([code::ASK, stream.0.into()]),
+            Self::Copied { series, number, .. } => {
+                let [[s0, s1, s2, s3], [n0, n1, n2, n3]] = [series, number].map(u32::to_be_bytes);
+                Header::of([code::COPIED]).followed_by(&[s0, s1, s2, s3, n0, n1, n2, n3])
+            }
             Self::Unsupported(number) => Header::of([number]),
         }
     }
@@ -408,16 +463,22 @@ struct Facts {
     message: Option<FlowMessage>,
 }
 
-/// An encoded context: at most 24 bytes, on the stack.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+/// An encoded context: at most 54 bytes, on the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Header {
     bytes: [u8; Self::CAPACITY],
     len: u8,
 }
 
+impl Default for Header {
+    fn default() -> Self {
+        Self { bytes: [0; Self::CAPACITY], len: 0 }
+    }
+}
+
 impl Header {
-    /// Three varints of eight bytes. A piece's are of 1, 8, 4, 4 and 4.
-    pub const CAPACITY: usize = 24;
+    /// Varints of 1, 8 and 8 bytes and a client's addresses. A piece's are of 1, 8, 4, 4 and 4.
+    pub const CAPACITY: usize = 1 + 8 + 8 + ClientAddresses::MOST_ENCODED;
 
     /// The bytes to put before the payload.
     #[inline]
@@ -438,6 +499,13 @@ impl Header {
         header
     }
 
+    /// The headers of both, this one before `inner`; `None` if that is too long.
+    #[must_use]
+    pub fn before(self, inner: &Self) -> Option<Self> {
+        let fits = usize::from(self.len + inner.len) <= Self::CAPACITY;
+        fits.then(|| self.followed_by(inner.as_slice()))
+    }
+
     /// The same with these bytes behind it, for which the caller knows that there is room.
     fn followed_by(mut self, bytes: &[u8]) -> Self {
         let at = usize::from(self.len);
@@ -456,6 +524,12 @@ fn flow(reader: &mut Reader<'_>) -> Option<FlowNumber> {
     reader.varint().map(FlowNumber)
 }
 
+fn client(reader: &mut Reader<'_>) -> Option<ClientAddresses> {
+    let (client, length) = ClientAddresses::decode(reader.rest())?;
+    reader.take(length)?;
+    Some(client)
+}
+
 fn stream(reader: &mut Reader<'_>) -> Option<StreamNumber> {
     below(reader, StreamNumber::END.into()).map(StreamNumber)
 }
@@ -466,6 +540,8 @@ fn service(reader: &mut Reader<'_>) -> Option<ServiceNumber> {
 
 #[cfg(test)]
 mod tests {
+    use std::net::SocketAddr;
+
     use proptest::prelude::*;
 
     use crate::{context::*, report::Report};
@@ -476,12 +552,14 @@ mod tests {
         prop_oneof![
             any::<bool>().prop_map(|partial| Context::Packet { partial, payload_at: 0 }),
             number.clone().prop_map(|number| Context::Flow { number, payload_at: 0 }),
-            (number.clone(), service.clone()).prop_map(|(number, service)| Context::Open {
+            (number.clone(), service.clone(), clients()).prop_map(|(number, service, client)| {
+                Context::Open { number, service, client, payload_at: 0 }
+            }),
+            (number.clone(), service, clients()).prop_map(|(number, service, client)| Context::OpenEmpty {
                 number,
                 service,
-                payload_at: 0
+                client
             }),
-            (number.clone(), service).prop_map(|(number, service)| Context::OpenEmpty { number, service }),
             number.clone().prop_map(Context::Confirmed),
             (number.clone(), 0..=varint::MAX)
                 .prop_map(|(number, code)| Context::Refused(number, Refusal::from_code(code))),
@@ -496,6 +574,11 @@ mod tests {
                 header,
                 payload_at: 0
             }),
+            (any::<u32>(), any::<u32>()).prop_map(|(series, number)| Context::Copied {
+                series,
+                number,
+                payload_at: 0
+            }),
             (number, 0..DATAGRAM_NUMBERS, 1..=MOST_DATAGRAM, any::<proptest::sample::Index>()).prop_map(
                 |(number, datagram, total, offset)| {
                     let [total, offset] = [total, offset.index(total)].map(|at| u16::try_from(at).unwrap());
@@ -503,6 +586,10 @@ mod tests {
                 }
             ),
         ]
+    }
+
+    fn clients() -> impl Strategy<Value = Option<ClientAddresses>> {
+        (any::<[SocketAddr; 2]>()).prop_map(|[source, destination]| ClientAddresses::new(source, destination))
     }
 
     fn streams() -> impl Strategy<Value = StreamNumber> {
@@ -516,13 +603,16 @@ mod tests {
             Context::Piece { number, datagram, total, offset, .. } => {
                 Context::Piece { number, datagram, total, offset, payload_at: len }
             }
-            Context::Open { number, service, .. } => Context::Open { number, service, payload_at: len },
+            Context::Open { number, service, client, .. } => {
+                Context::Open { number, service, client, payload_at: len }
+            }
             Context::Report { .. } => Context::Report { payload_at: len },
             Context::Numbered { stream, number, distance, .. } => {
                 Context::Numbered { stream, number, distance, payload_at: len }
             }
             Context::Repair { stream, header, .. } => Context::Repair { stream, header, payload_at: len },
             Context::Ask { stream, .. } => Context::Ask { stream, payload_at: len },
+            Context::Copied { series, number, .. } => Context::Copied { series, number, payload_at: len },
             other @ (Context::OpenEmpty { .. }
             | Context::Confirmed(_)
             | Context::Refused(..)
@@ -565,6 +655,7 @@ mod tests {
                 Context::Packet { partial, .. } => PayloadKind::Packet { partial, packet: rest },
                 Context::Report { .. } => PayloadKind::Report(rest),
                 Context::Numbered { .. } | Context::Repair { .. } | Context::Ask { .. } => PayloadKind::Repair,
+                Context::Copied { .. } => PayloadKind::Copied,
                 Context::Flow { .. }
                 | Context::Open { .. }
                 | Context::OpenEmpty { .. }
@@ -579,10 +670,48 @@ mod tests {
     }
 
     #[test]
+    fn what_travels_on_two_lines_has_a_number_before_it() {
+        let flow = Context::Flow { number: FlowNumber(300), payload_at: 0 };
+        let copied = Context::Copied { series: 0x0102_0304, number: 300, payload_at: 9 };
+        assert_eq!(copied.encode().as_slice(), [17, 1, 2, 3, 4, 0, 0, 1, 0x2c]);
+        assert_eq!(Context::decode(&[17, 1, 2, 3, 4, 0, 0, 1, 0x2c, 2, 2, 0x68, 0x69]), Some(copied));
+        assert_eq!(copied.encode().before(&flow.encode()).map(|header| header.as_slice().len()), Some(12));
+        let open = |client| Context::Open {
+            number: FlowNumber(varint::MAX),
+            service: ServiceNumber(1),
+            payload_at: 0,
+            client,
+        };
+        assert_eq!(
+            copied.encode().before(&open(None).encode()).map(|header| header.as_slice().len()),
+            Some(19)
+        );
+        let v6: SocketAddr = "[2001:db8::9]:4660".parse().unwrap();
+        let named = open(ClientAddresses::new(v6, v6));
+        assert_eq!(copied.encode().before(&named.encode()), None, "a header has room for 54 bytes");
+    }
+
+    #[test]
     fn the_bytes_on_the_wire_are_those_of_the_document() {
         // docs/wire-format.md gives these examples.
-        let open = Context::Open { number: FlowNumber(2), service: ServiceNumber(1), payload_at: 0 };
+        let (number, service) = (FlowNumber(2), ServiceNumber(1));
+        let open = Context::Open { number, service, client: None, payload_at: 0 };
         assert_eq!(open.encode().as_slice(), [3, 2, 1]);
+        let client = |source: &str, destination: &str| {
+            ClientAddresses::new(source.parse().unwrap(), destination.parse().unwrap())
+        };
+        let v4 = client("192.0.2.9:4660", "198.51.100.2:53");
+        let addresses = [192, 0, 2, 9, 198, 51, 100, 2, 0x12, 0x34, 0, 53];
+        let bytes = [&[15, 2, 1, 4][..], &addresses].concat();
+        let open = Context::Open { number, service, client: v4, payload_at: 16 };
+        assert_eq!((open.encode().as_slice(), Context::decode(&bytes)), (&bytes[..], Some(open)));
+        let bytes = [&[16, 2, 1, 4][..], &addresses].concat();
+        let open = Context::OpenEmpty { number, service, client: v4 };
+        assert_eq!((open.encode().as_slice(), Context::decode(&bytes)), (&bytes[..], Some(open)));
+        assert_eq!(Context::decode(&[&bytes[..], &[0]].concat()), None, "it has no payload");
+        let open =
+            Context::Open { number, service, client: client("[2001:db8::9]:1", "[::1]:2"), payload_at: 40 };
+        assert_eq!(Context::decode(open.encode().as_slice()), Some(open));
         let flow = Context::Flow { number: FlowNumber(300), payload_at: 0 };
         assert_eq!(flow.encode().as_slice(), [2, 0x41, 0x2c]);
         assert_eq!(Context::decode(&[9, 1, 2, 3]), Some(Context::Unsupported(9)));
@@ -628,7 +757,7 @@ mod tests {
         let number = FlowNumber(2);
         let refused = |reason| Context::Refused(number, reason);
         for (context, bytes) in [
-            (Context::OpenEmpty { number, service: ServiceNumber(1) }, &[4, 2, 1][..]),
+            (Context::OpenEmpty { number, service, client: None }, &[4, 2, 1][..]),
             (Context::Confirmed(number), &[5, 2]),
             (refused(Refusal::UnknownService), &[6, 2, 1]),
             (refused(Refusal::NotAllowed), &[6, 2, 2]),
@@ -641,7 +770,14 @@ mod tests {
         }
         // A total of 0, an offset at the end, a total above the largest, a datagram number of 2^30.
         // A number that is cut off, a stream of 2^14, no request, and half of one.
-        let wrong: [&[u8]; 8] = [
+        // A client of no family, one that is cut off, and IPv4 in the form of IPv6.
+        let mapped = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 192, 0, 2, 1];
+        let mapped = [&[15, 2, 1, 6][..], &mapped, &mapped, &[0, 1, 0, 2]].concat();
+        let wrong: [&[u8]; 12] = [
+            &mapped,
+            &[15, 2, 1, 5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[16, 2, 1, 4, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
+            &[17, 1, 2, 3, 4, 0, 0, 1],
             &[12, 3, 0, 0, 1, 0x2c, 0],
             &[12, 0x80, 0, 0x40, 0, 0, 0, 0, 0, 0, 0],
             &[14, 3],

@@ -307,6 +307,10 @@ impl Features {
     pub const STREAM_CLIENT: Self = Self(2048);
     /// Sends by the lines that openings of lanes name, and understands [`Message::LineState`].
     pub const LINES: Self = Self(4096);
+    /// Says in openings of flows whose they are, to a service that wants to know.
+    pub const FLOW_CLIENT: Self = Self(8192);
+    /// Takes payloads that travel on two lines, and delivers the first of both.
+    pub const COPIES: Self = Self(16384);
 
     /// The abilities of both sets together.
     #[must_use]
@@ -343,7 +347,7 @@ pub struct Service {
     pub fragment: bool,
     /// How its lost payloads are repaired, in both directions; `None`: they are not.
     pub repair: Option<Terms>,
-    /// Whether the opener of a TCP forward to it is to say who connected.
+    /// Whether the opener of a TCP forward or UDP flow to it is to say whose it is.
     pub client: bool,
 }
 

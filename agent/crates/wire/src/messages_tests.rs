@@ -613,8 +613,10 @@ fn features_have_the_bits_of_the_document() {
         Features::STREAM_CREDIT,
         Features::STREAM_CLIENT,
         Features::LINES,
+        Features::FLOW_CLIENT,
+        Features::COPIES,
     ];
-    let documented: Vec<u64> = (0..13).map(|bit| 1 << bit).collect();
+    let documented: Vec<u64> = (0..15).map(|bit| 1 << bit).collect();
     assert_eq!(bits.map(|feature| feature.0)[..], documented);
 }
 

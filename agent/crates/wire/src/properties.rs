@@ -165,7 +165,8 @@ fn payload_at(context: &Context) -> Option<usize> {
         | Context::Report { payload_at }
         | Context::Numbered { payload_at, .. }
         | Context::Repair { payload_at, .. }
-        | Context::Ask { payload_at, .. } => Some(payload_at),
+        | Context::Ask { payload_at, .. }
+        | Context::Copied { payload_at, .. } => Some(payload_at),
         Context::OpenEmpty { .. }
         | Context::Confirmed(_)
         | Context::Refused(..)

@@ -25,7 +25,7 @@ pub const IPV4_HEADER: usize = FIXED + 12;
 pub const IPV6_HEADER: usize = FIXED + 36;
 
 /// Who connected, and to which address: both of one family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct ClientAddresses {
     source: SocketAddr,
     destination: SocketAddr,
@@ -60,6 +60,73 @@ impl ClientAddresses {
     #[must_use]
     pub fn destination(&self) -> SocketAddr {
         self.destination
+    }
+
+    /// The most bytes of [`ClientAddresses::encode`].
+    pub const MOST_ENCODED: usize = 1 + 36;
+
+    /// The addresses as contexts have them: 4 or 6 for the family, then as in a header of version 2.
+    #[must_use]
+    pub(crate) fn encode(&self) -> Encoded {
+        let mut encoded = Encoded { bytes: [0; Self::MOST_ENCODED], len: 1 };
+        let mut add = |part: &[u8]| {
+            let end = encoded.len + part.len();
+            encoded.bytes[encoded.len..end].copy_from_slice(part);
+            encoded.len = end;
+        };
+        self.each_part(&mut add);
+        encoded.bytes[0] = if self.is_ipv4() { 4 } else { 6 };
+        encoded
+    }
+
+    /// Reads what [`ClientAddresses::encode`] writes at the beginning of `bytes`; with its length.
+    pub(crate) fn decode(bytes: &[u8]) -> Option<(Self, usize)> {
+        let (family, rest) = bytes.split_first()?;
+        match family {
+            4 => Some((addresses::<4>(rest)?, 1 + 12)),
+            // Those of IPv4 have a form of their own.
+            6 => Some((addresses::<16>(rest).filter(|addresses| !addresses.is_ipv4())?, 1 + 36)),
+            _ => None,
+        }
+    }
+
+    /// Whether both are written as IPv4.
+    fn is_ipv4(&self) -> bool {
+        self.source.is_ipv4() && self.destination.is_ipv4()
+    }
+
+    /// Calls `add` with the parts of the addresses in the order of a header of version 2.
+    fn each_part(&self, mut add: impl FnMut(&[u8])) {
+        match (self.source.ip(), self.destination.ip()) {
+            (IpAddr::V4(from), IpAddr::V4(to)) => {
+                add(&from.octets());
+                add(&to.octets());
+            }
+            (from, to) => {
+                let octets = |ip: IpAddr| match ip {
+                    IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
+                    IpAddr::V6(ip) => ip.octets(),
+                };
+                add(&octets(from));
+                add(&octets(to));
+            }
+        }
+        add(&self.source.port().to_be_bytes());
+        add(&self.destination.port().to_be_bytes());
+    }
+}
+
+/// A client's addresses as a context has them.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Encoded {
+    bytes: [u8; ClientAddresses::MOST_ENCODED],
+    len: usize,
+}
+
+impl Encoded {
+    /// The bytes of the addresses.
+    pub(crate) fn as_slice(&self) -> &[u8] {
+        &self.bytes[..self.len]
     }
 }
 
@@ -201,28 +268,16 @@ pub fn write(client: Option<ClientAddresses>, transport: Transport, out: &mut Ve
         Transport::Stream => 1,
         Transport::Datagram => 2,
     };
-    let Some(ClientAddresses { source, destination }) = client else {
+    let Some(client) = client else {
         out.extend([0x20, 0, 0, 0]);
         return;
     };
-    match (source.ip(), destination.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            out.extend([0x21, 0x10 | protocol, 0, 12]);
-            out.extend(from.octets());
-            out.extend(to.octets());
-        }
-        (from, to) => {
-            let octets = |ip: IpAddr| match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            };
-            out.extend([0x21, 0x20 | protocol, 0, 36]);
-            out.extend(octets(from));
-            out.extend(octets(to));
-        }
-    }
-    out.extend(source.port().to_be_bytes());
-    out.extend(destination.port().to_be_bytes());
+    out.extend(if client.is_ipv4() {
+        [0x21, 0x10 | protocol, 0, 12]
+    } else {
+        [0x21, 0x20 | protocol, 0, 36]
+    });
+    client.each_part(|part| out.extend(part));
 }
 
 #[cfg(test)]

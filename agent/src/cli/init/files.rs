@@ -45,8 +45,13 @@ pub(super) fn write(new: &New<'_>) -> Result<(), WriteError> {
     let mut made = Made::default();
     let folder = folder_of(new.config);
     let refused = |path: &Path, cause: io::Error| {
-        let remedy = if cause.kind() == io::ErrorKind::NotFound {
+        let is = |kinds: &[io::ErrorKind]| kinds.contains(&cause.kind());
+        let remedy = if is(&[io::ErrorKind::NotFound]) {
             "make its folder, or name another file with --config"
+        } else if is(&[io::ErrorKind::StorageFull, io::ErrorKind::QuotaExceeded]) {
+            "make room on its file system, or name a file elsewhere with --config"
+        } else if is(&[io::ErrorKind::ReadOnlyFilesystem]) {
+            "have its file system writable, or name a file elsewhere with --config"
         } else {
             "do it as root, or name a file in a folder of yours with --config"
         };

@@ -85,6 +85,10 @@ impl Steps<'_> {
                 entry += &format!(" --{option} 127.0.0.1:{port}={}", service.name);
             }
         }
+        // Who has a service here is taken to have one there.
+        if self.now && self.facts.no_service.is_none() {
+            entry += " --now";
+        }
         entry
     }
 

@@ -349,6 +349,12 @@ fn what_is_started_now_is_no_step() {
     for (line, starts) in [("--role exit --tun", 1), ("--role exit --tun --now", 0)] {
         assert_eq!(told(line, &served).matches("systemctl enable --now culvert").count(), starts, "{line}");
     }
+    let exit = |line: &str| told(line, &served).lines().filter(|line| line.ends_with(" --tun --now")).count();
+    assert_eq!(
+        [exit("--role exit --tun"), exit("--role exit --tun --now")],
+        [0, 1],
+        "the entry's command, too"
+    );
     // Without a service it is still to be done.
     assert!(told("--role exit --tun --now", &facts()).contains("    culvert run --config"));
 }

@@ -214,6 +214,7 @@ fn problem(key_path: &str) -> ConfigProblem {
     ConfigProblem {
         file: None,
         key_path: key_path.to_owned(),
+        table: None,
         line: Some(3),
         problem: "is wrong".to_owned(),
         remedy: "write another".to_owned(),

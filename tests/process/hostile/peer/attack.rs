@@ -96,6 +96,8 @@ pub(crate) enum Attack {
     Leaving,
     /// Lanes that are opened and never used
     Lanes,
+    /// Lanes on eight lines whose state changes without end, full of payloads that have no copy or many, in series by chance
+    Lines,
     /// A key update with every packet
     KeyUpdates,
     /// Messages, headers and packets beyond every limit of size
@@ -122,6 +124,7 @@ impl Attack {
             | Self::Packets
             | Self::Inside
             | Self::HeldPackets
+            | Self::Lines
             | Self::Mixed => true,
             Self::TinyMessages
             | Self::ServicesChanged
@@ -309,7 +312,7 @@ impl Attacker {
 
     /// Fills the packets of two lanes.
     async fn flood_lanes(&mut self, session: &mut Session, contents: &mut Contents) -> Result<()> {
-        let mut lanes = Lanes::default();
+        let mut lanes = Lanes { on_lines: self.attack == Attack::Lines, ..Lanes::default() };
         for index in 0..LANES {
             lanes.ask(session, index).await?;
         }
@@ -408,6 +411,8 @@ pub(crate) struct Lanes {
     open: BTreeMap<u64, Lane>,
     /// The newest one that was asked for.
     pub(crate) epoch: u64,
+    /// Whether each of them is on a line of its own.
+    on_lines: bool,
 }
 
 impl Lanes {
@@ -424,7 +429,11 @@ impl Lanes {
         proof: Option<&Proof>,
     ) -> Result<()> {
         self.epoch += 1;
-        let message = messages::lane_open(index, self.epoch, &rand::random(), proof);
+        let message = if self.on_lines {
+            messages::lane_open_on_line(index, self.epoch, &rand::random())
+        } else {
+            messages::lane_open(index, self.epoch, &rand::random(), proof)
+        };
         session.control.write_all(&message).await?;
         Ok(())
     }

@@ -78,6 +78,10 @@ impl Contents {
     /// The next content of a frame.
     pub(crate) fn next(&mut self) -> Vec<u8> {
         let (has_opened, number) = (self.count >= 2 * HELD_FLOWS, self.numbered[self.lane]);
+        if self.attack == Attack::Lines {
+            self.count += 1;
+            return self.copied();
+        }
         let is_of_repair = matches!(self.attack, Attack::Held | Attack::Gaps | Attack::Symbols);
         let is_of_packets = matches!(self.attack, Attack::Packets | Attack::Inside | Attack::HeldPackets);
         if !is_of_packets && (!is_of_repair || !has_opened) {
@@ -163,6 +167,7 @@ impl Contents {
             | Attack::Packets
             | Attack::Inside
             | Attack::HeldPackets
+            | Attack::Lines
             | Attack::Joins
             | Attack::PresharedKeys
             | Attack::HalfHellos
@@ -194,6 +199,32 @@ impl Contents {
         bytes.extend(distance.to_be_bytes());
         bytes.extend(inner);
         bytes
+    }
+
+    /// A payload that claims to travel on two lines, or something else in the place of one.
+    fn copied(&self) -> Vec<u8> {
+        let count = self.count;
+        let known = Payload::Known { flow: self.flow(count % 8), bytes: vec![0; 4] };
+        let inner = match rand::random_range(0..16_u8) {
+            0 => self.open(self.flow(count)).encode(),
+            1 => [&[0], &*packets::packet(&self.own, count)].concat(),
+            2 => [COPIED].repeat(rand::random_range(0..40)),
+            3 => self.numbered(count, 0),
+            4 => Payload::Closed { flow: self.flow(count % 8) }.encode(),
+            5 => Vec::new(),
+            6..=9 => Payload::Opening { flow: self.flow(count % 8), service: self.service, bytes: vec![0] }
+                .encode(),
+            _ => known.encode(),
+        };
+        let series = if count.is_multiple_of(4) { rand::random() } else { 7_u32 };
+        // In order and twice, far ahead, far behind, or by chance.
+        let number = match rand::random_range(0..32_u8) {
+            0 => rand::random(),
+            1 => (count as u32).wrapping_add(1 << 30),
+            2 => (count as u32).wrapping_sub(4_096),
+            _ => count as u32 / 2,
+        };
+        [&[COPIED][..], &series.to_be_bytes(), &number.to_be_bytes(), &inner].concat()
     }
 
     /// A report about the lane, which is true once in a while.
@@ -240,10 +271,11 @@ impl Contents {
     }
 }
 
-/// The contexts of a report, of a numbered payload and of a repair symbol, and the streams of IP packets and of the first service of ours.
+/// The contexts of a report, of a numbered payload, of a repair symbol and of a payload on two lines, and the streams of IP packets and of the first service of ours.
 const REPORT: u8 = 11;
 const NUMBERED: u8 = 12;
 const REPAIR: u8 = 13;
+const COPIED: u8 = 17;
 const OF_PACKETS: u8 = 0;
 const OUR_SERVICE: u8 = 1;
 

@@ -98,7 +98,7 @@ pub(crate) fn framed(message: &[u8]) -> Vec<u8> {
 pub(crate) type Proof = [u8; 16];
 
 /// All that there are, to most of which the attacker does not keep.
-const FEATURES: u64 = (1 << 11) - 1;
+const FEATURES: u64 = (1 << 14) - 1;
 
 /// `Hello` with a service of ours whose payloads wait for missing ones as long as they may: its terms hold for what we send.
 pub(crate) fn hello(instance: &[u8; 16], max_lanes: u64, possession: &[u8], proofs: &[Proof]) -> Vec<u8> {
@@ -128,6 +128,25 @@ pub(crate) fn lane_open(
 ) -> Vec<u8> {
     let open = Message::default().number(1, lane).number(2, epoch).bytes(3, connection_id);
     envelope(2, preshared_key.into_iter().fold(open, |open, proof| open.bytes(4, proof)))
+}
+
+/// `LaneOpen` of a lane that is alone on its line.
+pub(crate) fn lane_open_on_line(lane: u64, epoch: u64, connection_id: &[u8; 8]) -> Vec<u8> {
+    let open = Message::default().number(1, lane).number(2, epoch).bytes(3, connection_id);
+    envelope(2, open.bytes(5, &line(1, epoch).encode()))
+}
+
+/// `LineState` that changes its mind with `turn`.
+pub(crate) fn line_state(number: u64, turn: u64) -> Vec<u8> {
+    let state = Message::default().number(1, number).number(2, turn % 2);
+    envelope(20, if turn.is_multiple_of(3) { state.bytes(3, &line(0, turn).encode()) } else { state })
+}
+
+/// Terms of a line with so many lanes.
+fn line(lanes: u64, turn: u64) -> Message {
+    let rate = [0, 1, 1_000_000, u64::MAX][turn as usize % 4];
+    let line = Message::default().number(1, lanes).number(2, rate).number(3, 1 + turn % 256);
+    line.number(4, turn / 2 % 2).number(5, turn / 4 % 2)
 }
 
 /// `LaneAccept` under a connection ID that nobody has.

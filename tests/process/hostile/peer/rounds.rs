@@ -80,6 +80,7 @@ pub(super) async fn harm(
         | Attack::Packets
         | Attack::Inside
         | Attack::HeldPackets
+        | Attack::Lines
         | Attack::Mixed => Ok(()),
     }
 }
@@ -365,10 +366,19 @@ pub(super) async fn beside(
     lanes: &mut Lanes,
     count: usize,
 ) -> Result<()> {
+    // Standard mode has no lines.
+    let attacks_lanes = lanes.epoch > 0;
     if attack == Attack::Reports {
         let rate = [0, 1, 1_000_000, u64::MAX][count % 4];
         session.control.write_all(&messages::reports_wanted(count.is_multiple_of(2))).await?;
         session.control.write_all(&messages::receive_rate(rate)).await?;
+    }
+    if attack == Attack::Lines && attacks_lanes {
+        let turn = u64::from(rand::random::<u32>());
+        session.control.write_all(&messages::line_state(turn % 2, turn)).await?;
+        if turn.is_multiple_of(8) {
+            lanes.ask(session, 2 + turn / 8 % 6).await?;
+        }
     }
     if attack != Attack::Mixed {
         return Ok(());

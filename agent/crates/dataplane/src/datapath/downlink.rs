@@ -148,6 +148,8 @@ pub(super) struct LocalTarget {
     pub(super) source: Option<IpAddr>,
     /// The flow, if its end is recorded.
     pub(super) tallied: Option<FlowId>,
+    /// Whether a header of the PROXY protocol precedes each payload.
+    proxied: bool,
     burst: u16,
 }
 
@@ -290,6 +292,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     let source = Source { hop: uplink::NextHop::Plain, lane };
                     self.repaired_frame(batch, FrameAt { slot, range }, source, late);
                 }
+                PayloadKind::Copied => {
+                    self.notes.recent = None;
+                    self.copied_frame(batch, FrameAt { slot, range }, lane, late);
+                }
                 PayloadKind::Packet { .. } | PayloadKind::Report(_) | PayloadKind::Other => {
                     self.frame(batch, slot, range, lane);
                 }
@@ -392,6 +398,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let peer = slot.peer;
         let lane = LaneRef { peer, lane: slot.index };
         slot.note_arrival(number, self.now, origins.age);
+        if slot.path().is_none() {
+            // Of several listening sockets it is on the one that the dialler has chosen for it.
+            slot.underlay = origins.underlay;
+        }
         slot.came_by(&origins.path, number, place.len(), || challenge_data(self.rng), self.now);
         if let Some(data) = response
             && slot.on_path_response(data, self.now)
@@ -423,6 +433,11 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     self.notes.recent = None;
                     let frame = FrameAt { slot: origins.slot, range: first.clone() };
                     self.repaired_frame(batch, frame, Source { hop: uplink::NextHop::Lane(id), lane }, late);
+                }
+                PayloadKind::Copied => {
+                    self.notes.recent = None;
+                    let frame = FrameAt { slot: origins.slot, range: first.clone() };
+                    self.copied_frame(batch, frame, lane, late);
                 }
                 PayloadKind::Other => match self.run(batch, origins.slot, rest, lane) {
                     0 => self.frame(batch, origins.slot, first.clone(), lane),
@@ -466,6 +481,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 | Context::Numbered { .. }
                 | Context::Repair { .. }
                 | Context::Ask { .. }
+                | Context::Copied { .. }
                 | Context::Unsupported(_),
             )
             | None => return false,
@@ -565,7 +581,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 match known {
                     Some(flow) => {
                         let end = payload.end;
-                        let target = self.deliver(lane, flow, slot, payload);
+                        let target = self.deliver(batch, lane, flow, slot, payload);
                         let header = confirmed_header(number);
                         self.notes.recent = target.map(|target| Recent { lane, header, target, slot, end });
                     }
@@ -580,20 +596,20 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 let cutting = Cutting { number, datagram, total, offset };
                 self.piece(batch, slot, bytes, lane, cutting, known);
             }
-            Some(Context::Open { number, service, payload_at }) => {
+            Some(Context::Open { number, service, client, payload_at }) => {
                 account.receive(1, (data.len() - payload_at) as u64);
                 let payload = range.start + payload_at..range.end;
-                match self.opened(lane, number, service) {
+                match self.opened(lane, number, service, client) {
                     Ok(flow) => {
-                        self.deliver(lane, flow, slot, payload);
+                        self.deliver(batch, lane, flow, slot, payload);
                     }
                     Err(reason) => self.drop(peer, reason),
                 }
             }
-            Some(Context::OpenEmpty { number, service }) => {
-                state.relay.stats.count_received(&Context::OpenEmpty { number, service });
+            Some(message @ Context::OpenEmpty { number, service, client }) => {
+                state.relay.stats.count_received(&message);
                 // A refusal has been sent; there is no datagram to count.
-                let _refused = self.opened(lane, number, service).is_err();
+                let _refused = self.opened(lane, number, service, client).is_err();
             }
             Some(
                 message @ (Context::Confirmed(_)
@@ -610,15 +626,22 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             Some(Context::Report { .. }) => state.relay.stats.reports.count(false),
             Some(Context::Unsupported(_)) => self.refuse(peer, Some(data.len()), DropReason::UnknownContext),
             // Those of lanes and of control connections have been unwrapped: here they are inside one another.
-            Some(Context::Numbered { .. } | Context::Repair { .. } | Context::Ask { .. }) | None => {
+            Some(
+                Context::Numbered { .. }
+                | Context::Repair { .. }
+                | Context::Ask { .. }
+                | Context::Copied { .. },
+            )
+            | None => {
                 self.refuse(peer, Some(data.len()), DropReason::Malformed);
             }
         }
     }
 
-    /// Lists a payload for delivery to its flow's socket, and says where that is.
+    /// Lists a payload for delivery to its flow's socket, and says where further ones may go as they are.
     fn deliver(
         &mut self,
+        batch: &mut ReceiveBatch,
         lane: LaneRef,
         id: FlowId,
         slot: usize,
@@ -627,6 +650,10 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let target = self.local_target(lane, id)?;
         let relay = &mut self.peers.data_mut(lane.peer)?.relay;
         relay.count_delivery(1, payload.len() as u64, target.tallied);
+        if target.proxied {
+            self.list_proxied(batch, lane.peer, id, &target, slot, payload);
+            return None;
+        }
         self.list(lane.peer, &target, slot, payload);
         Some(target)
     }
@@ -636,6 +663,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     pub(super) fn local_target(&mut self, lane: LaneRef, id: FlowId) -> Option<LocalTarget> {
         let peer = lane.peer;
         let state = self.peers.data_mut(peer)?;
+        let proxied = state.relay.flows.told.header(id).is_some();
         let flow = state.relay.flows.get_mut(id)?;
         flow.last_active = self.now;
         let tallied = flow.tally.is_some().then_some(id);
@@ -644,7 +672,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 // Answers take the lane that the flow came by.
                 flow.lane = lane.lane;
                 let burst = self.config.services.get(service).map_or(1, |service| service.burst);
-                LocalTarget { socket, destination: None, source: None, tallied, burst }
+                LocalTarget { socket, destination: None, source: None, tallied, proxied, burst }
             }
             Origin::Ingress { client, .. } => {
                 let newly_confirmed = flow.standing != Standing::Confirmed;
@@ -658,6 +686,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                     destination,
                     source: client.local,
                     tallied,
+                    proxied: false,
                     burst: INGRESS_BURST,
                 }
             }

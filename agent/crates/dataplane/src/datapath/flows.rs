@@ -3,7 +3,11 @@
 use std::time::Duration;
 
 use base::ids::{LaneRef, PeerId};
-use wire::context::{Context, FlowNumber, Refusal, ServiceNumber};
+use config::ProxyProtocol;
+use wire::{
+    context::{Context, FlowNumber, Refusal, ServiceNumber},
+    proxy::ClientAddresses,
+};
 
 use crate::{
     datapath::{
@@ -28,6 +32,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         lane: LaneRef,
         number: FlowNumber,
         service: ServiceNumber,
+        client: Option<ClientAddresses>,
     ) -> Result<FlowId, DropReason> {
         let peer = lane.peer;
         let state = self.peers.data_mut(peer).ok_or(DropReason::UnknownFlow)?;
@@ -42,7 +47,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         let result = match state.relay.flows.of_number(number) {
             Some(flow) => Ok(flow),
             None => {
-                let accepted = self.accept(lane, number, service);
+                let accepted = self.accept(lane, number, service, client);
                 if accepted.is_err()
                     && let Some(state) = self.peers.data(peer)
                 {
@@ -73,6 +78,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         LaneRef { peer, lane }: LaneRef,
         number: FlowNumber,
         service: ServiceNumber,
+        client: Option<ClientAddresses>,
     ) -> Result<FlowId, Unopened> {
         let unknown = Unopened::Refused(Refusal::Limit, DropReason::UnknownFlow);
         let state = self.peers.data_mut(peer).ok_or(unknown)?;
@@ -102,6 +108,9 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         })?;
         let id = state.relay.flows.accept(number, socket, index, lane, offered.idle, self.now);
         self.locals.set_flow(socket, id);
+        if offered.proxy_protocol != ProxyProtocol::Off {
+            state.relay.flows.told.announce(id, client);
+        }
         state.relay.stats.flows_accepted += 1;
         self.notes.new_flows.push((peer, id));
         Ok(id)
@@ -154,6 +163,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             | Context::Numbered { .. }
             | Context::Repair { .. }
             | Context::Ask { .. }
+            | Context::Copied { .. }
             | Context::Unsupported(_) => {}
         }
     }

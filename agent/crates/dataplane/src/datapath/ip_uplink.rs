@@ -71,7 +71,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
             }
             return;
         }
-        match self.tun.routes.carrier(&view) {
+        match self.tun.routes.elected(&view) {
             Ok(peer) => {
                 if let Some(peer) = self.for_peer(packet, &view, vnet, peer) {
                     sent_to(peer);
@@ -243,6 +243,7 @@ impl<P: PeerTable> IpUplink<'_, P> {
             lane: None,
             ahead: goes_ahead(view.traffic_class),
             repair: state.repair_of_packets(view.traffic_class),
+            copied: state.copies_packets(view.traffic_class),
         };
         let mut uplink = state.uplink(self.lanes, self.underlays, self.outgoing, self.now);
         let lane = uplink.packets(&cut, class);
@@ -263,7 +264,13 @@ impl Uplink<'_> {
     fn packets(&mut self, cut: &Cut<'_>, class: PacketClass) -> u8 {
         let sending = Sending { tos: class.tos, age: Duration::ZERO, repair: class.repair_class() };
         let (header, lane) = (context(class), self.stripe(class.bucket()));
-        let sent = if self.relay.sends_at_once() && !self.holds_back(cut.largest(), &sending) {
+        let (line, class_of_queue) = (self.line_of_lane(lane), QueueClass::Packets(class));
+        let at_once =
+            self.relay.sends_at_once(line, class_of_queue) && !self.holds_back(cut.largest(), &sending);
+        let twice = if at_once && class.copied { self.cut_twice(header, cut, lane, &sending) } else { 0 };
+        let sent = if twice > 0 {
+            twice
+        } else if at_once {
             let payloads = Payloads::cut(header.as_slice(), cut, class.tos);
             self.seal_packets(lane, payloads, &sending, |outgoing, worker, place| {
                 outgoing.packets(worker, place, header, cut, sending);
@@ -271,14 +278,17 @@ impl Uplink<'_> {
         } else {
             0
         };
-        self.count_load(lane, cut.bytes() * sent / cut.count().max(1));
+        if twice == 0 {
+            self.relay.copies.alone += if class.copied { sent as u64 } else { 0 };
+            self.count_load(lane, cut.bytes() * sent / cut.count().max(1));
+        }
         if sent < cut.count() {
             let mut rest = Vec::new();
             for index in sent..cut.count() {
                 cut.append(index, &mut rest);
             }
             let segment = cut.header().len() + cut.segment();
-            self.relay.enqueue(QueueClass::Packets(class), &rest, segment, self.now, self.now);
+            self.relay.enqueue(line, class_of_queue, &rest, segment, self.now, self.now);
         }
         lane
     }
@@ -295,7 +305,8 @@ impl Uplink<'_> {
     ) {
         let payloads = Payloads::new(header.as_slice(), run.data, run.segment, sending.tos);
         // The way never leads to another worker: the caller has checked that. Under a rate they have had their turn there.
-        let first = self.relay.queue.is_empty() || self.relay.share.is_limited();
+        let line = self.line_of_lane(lane);
+        let first = self.relay.queue_of(line).is_empty() || self.relay.share_of(line).is_limited();
         let sent = if first { self.seal_packets(lane, payloads, sending, |_, _, _| {}) } else { 0 };
         if sent < run.count() {
             let rest = run.skip(sent);
@@ -304,9 +315,9 @@ impl Uplink<'_> {
             let turn = view.map_or(0, |view| Stripes::turn(view.flow_hash()));
             let ahead = view.is_some_and(|view| goes_ahead(view.traffic_class));
             let (tos, repair) = (sending.tos, sending.repair.map(|class| class.terms));
-            let class = PacketClass { turn, partial, tos, lane: Some(lane), ahead, repair };
+            let class = PacketClass { turn, partial, tos, lane: Some(lane), ahead, repair, copied: false };
             let (class, arrived) = (QueueClass::Packets(class), sending.arrived(self.now));
-            self.relay.enqueue(class, rest.data, rest.segment, arrived, self.now);
+            self.relay.enqueue(line, class, rest.data, rest.segment, arrived, self.now);
         }
     }
 
@@ -321,10 +332,18 @@ impl Uplink<'_> {
             .lane
             .filter(|lane| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, *lane)));
         let lane = given.unwrap_or_else(|| self.stripe(class.bucket()));
+        if class.copied {
+            let unrepaired = Sending { repair: None, ..sending };
+            let sent = self.send_twice(header, run, lane, &unrepaired);
+            if sent > 0 {
+                return sent;
+            }
+        }
         let payloads = Payloads::new(header.as_slice(), run.data, run.segment, class.tos);
         let sent = self.seal_packets(lane, payloads, &sending, |outgoing, worker, place| {
             outgoing.payloads(worker, place, CountedHeader::of(header, run.count()), run, sending);
         });
+        self.relay.copies.alone += if class.copied { sent as u64 } else { 0 };
         if class.lane.is_none() {
             // Those of another worker were counted there.
             self.count_load(lane, run.data.len().min(sent.saturating_mul(run.segment)));
@@ -361,7 +380,7 @@ impl Uplink<'_> {
     }
 
     /// The lane for packets of a bucket.
-    fn stripe(&mut self, bucket: u8) -> u8 {
+    pub(super) fn stripe(&mut self, bucket: u8) -> u8 {
         let Some(link) = self.link.as_deref() else { return 0 };
         let (lanes, pool, now) = (&*self.lanes, &link.pool, self.now);
         if pool.lines.is_some() {

@@ -34,7 +34,11 @@
 //! datagrams are put end to end beside the received buffers, and are delivered like what lies in these. Reports of the far end
 //! about its lanes: `reports.rs`.
 //!
+//! Headers of the PROXY protocol, before datagrams of clients and before those to a service: `proxied.rs`.
+//!
 //! Payloads that are repaired get numbers where they are sealed, and their frames are unwrapped before all this: `repair.rs`.
+//!
+//! What travels on two lines is sent twice where others are sent once, and dropped once where its frame is unwrapped: `copies.rs`.
 //!
 //! Both directions of a flow pass the same relay (`relay/`), which holds the accounts: for each direction,
 //! `received = delivered + in queue + Σ dropped(reason)`.
@@ -46,12 +50,15 @@
 //! * What a peer sends beyond the rate that it was told is dropped before its frames are looked at: `over_rate.rs`.
 //! * A worker that falls behind drops packets of the peers that ask for most, before it opens them: `shares.rs`.
 
+mod copies;
 pub mod downlink;
 mod flows;
 mod ip_downlink;
 pub mod ip_uplink;
+mod line_uplink;
 mod over_rate;
 mod pieces;
+pub mod proxied;
 pub mod repair;
 mod reports;
 pub mod segments;

@@ -36,7 +36,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
                 | Context::Open { payload_at, .. }
                 | Context::Piece { payload_at, .. },
             ) => data.len() - payload_at,
-            Some(Context::Numbered { .. } | Context::Repair { .. }) => data.len(),
+            Some(Context::Numbered { .. } | Context::Repair { .. } | Context::Copied { .. }) => data.len(),
             Some(
                 Context::OpenEmpty { .. }
                 | Context::Confirmed(_)

@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// The bytes of datagrams that are put together before those that are complete are delivered: four full GSO messages.
-const MOST_JOINED: usize = 4 * MAX_MESSAGE_BYTES;
+pub(super) const MOST_JOINED: usize = 4 * MAX_MESSAGE_BYTES;
 
 /// How far a datagram was cut.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -206,6 +206,15 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
         };
         relay.stats.reassembled.datagrams += 1;
         relay.count_delivery(1, whole.len() as u64, target.tallied);
+        let whole = match relay.flows.told.header(flow) {
+            None => whole,
+            Some(header) => {
+                let start = joined.len();
+                joined.extend_from_slice(header);
+                joined.extend_from_within(whole);
+                start..joined.len()
+            }
+        };
         self.list(peer, &target, ReceiveBatch::JOINED, whole);
     }
 

@@ -185,7 +185,7 @@ impl Uplink<'_> {
                 if underlay.is_some_and(|(underlay, path)| underlay.is_over_tcp(&path.destination)) {
                     return None;
                 }
-                let counts = slot.path_counts(self.relay.share.account.congested());
+                let counts = slot.path_counts(self.relay.account_of(slot.line).congested());
                 (&mut slot.repair, Some(counts))
             }
             NextHop::Plain => {
@@ -408,7 +408,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
             PayloadKind::Packet { partial, .. } => {
                 self.ip(batch, slot, inner.start + 1..inner.end, partial, lane.peer);
             }
-            PayloadKind::Report(_) | PayloadKind::Repair | PayloadKind::Other => {
+            PayloadKind::Report(_) | PayloadKind::Repair | PayloadKind::Copied | PayloadKind::Other => {
                 self.frame(batch, slot, inner, lane);
             }
         }
@@ -542,6 +542,7 @@ fn belongs(frame: &[u8], stream: StreamNumber) -> bool {
             | Context::Numbered { .. }
             | Context::Repair { .. }
             | Context::Ask { .. }
+            | Context::Copied { .. }
             | Context::Unsupported(_),
         )
         | None => return false,

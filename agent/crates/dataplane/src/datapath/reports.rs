@@ -14,7 +14,7 @@ impl<P: PeerTable, O: Outside> Downlink<'_, P, O> {
     pub(super) fn report(&mut self, id: LaneId, fields: &[u8]) {
         let Some(slot) = self.lanes.get_mut(id) else { return };
         let Some(state) = self.peers.data_mut(slot.peer) else { return };
-        let account = &state.relay.share.account;
+        let account = state.relay.account_of(slot.line);
         let sample = Report::decode(fields)
             .filter(|_| account.is_measured())
             .and_then(|report| slot.take_report(&report, self.now));

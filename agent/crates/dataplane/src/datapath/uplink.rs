@@ -7,7 +7,10 @@ use base::ids::{IngressId, LaneRef, LocalId, PeerId};
 use config::Limits;
 use net::{ReceiveBatch, batch::Meta};
 use rate::Release;
-use wire::context::{Context, Header, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber};
+use wire::{
+    context::{Context, FlowNumber, Header, MOST_DATAGRAM, REPAIR_OVERHEAD, ServiceNumber},
+    proxy::ClientAddresses,
+};
 
 use crate::{
     datapath::segments::{CountedHeader, Cutting, Segments, Sending},
@@ -97,7 +100,7 @@ impl Uplink<'_> {
             let client = Client { socket, address: meta.source, local: meta.local };
             let flow = match self.relay.flows.of_client(&client) {
                 Some(flow) => Ok(flow),
-                None => self.open(client, ingress, limits).inspect(|flow| new_flows.push(*flow)),
+                None => self.open(client, None, ingress, limits).inspect(|flow| new_flows.push(*flow)),
             };
             match flow {
                 Ok(flow) => self.carry(flow, data, meta),
@@ -119,7 +122,7 @@ impl Uplink<'_> {
     }
 
     /// Sends a run of one flow's datagrams, or queues it, or drops it if it has waited in the kernel for too long.
-    fn carry(&mut self, id: FlowId, data: &[u8], meta: &Meta) {
+    pub(super) fn carry(&mut self, id: FlowId, data: &[u8], meta: &Meta) {
         let (run, datagrams) = (Segments { data, segment: meta.segment }, meta.datagrams());
         self.relay.uplink.receive(datagrams as u64, data.len() as u64);
         let now = self.now;
@@ -135,15 +138,17 @@ impl Uplink<'_> {
             return self.relay.uplink.drop(DropReason::Expired, datagrams as u64);
         }
         let mut partly_sent = None;
-        let at_once = self.relay.sends_at_once();
+        let line = self.line_of_flow(id);
+        let class = QueueClass::Flow(id);
+        let at_once = self.relay.sends_at_once(line, class);
         let sent = if at_once { self.seal(id, run, meta.age, &mut partly_sent) } else { 0 };
         if sent < datagrams {
             let rest = run.skip(sent).data;
             let arrived = now.checked_sub(meta.age).unwrap_or(now);
-            let taken = self.relay.enqueue(QueueClass::Flow(id), rest, run.segment, arrived, now);
+            let taken = self.relay.enqueue(line, class, rest, run.segment, arrived, now);
             if partly_sent.is_some()
                 && taken == datagrams - sent
-                && let Some(run) = self.relay.queue.newest_of(id)
+                && let Some(run) = self.relay.waiting(line).0.newest_of(id)
             {
                 run.partly_sent = partly_sent;
             }
@@ -153,26 +158,36 @@ impl Uplink<'_> {
     /// Sends waiting datagrams while there are lanes and room, and the rate lets them go, up to about `most` of them.
     pub fn drain(&mut self, most: usize) -> Drained {
         self.relay.expire(self.now);
-        let drained = self.drain_in_turn(most);
-        self.relay.share.set_waiting(self.relay.queue.backlogged());
+        if self.relay.line_queues.is_empty() {
+            return self.drain_queue(None, most);
+        }
+        self.drain_lines(most)
+    }
+
+    /// Sends what waits for a line, or what has none.
+    pub(super) fn drain_queue(&mut self, line: Option<u8>, most: usize) -> Drained {
+        let drained = self.drain_in_turn(line, most);
+        let (queue, share, _) = self.relay.waiting(line);
+        share.set_waiting(queue.backlogged());
         drained
     }
 
-    fn drain_in_turn(&mut self, most: usize) -> Drained {
-        let rate = self.relay.share.account.rate();
+    fn drain_in_turn(&mut self, line: Option<u8>, most: usize) -> Drained {
+        let rate = self.relay.share_of(line).rate();
         let (mut done, mut credit, mut sparse_is_over) = (0, 0, false);
-        while done < most && !self.relay.queue.is_empty() {
+        while done < most && !self.relay.queue_of(line).is_empty() {
             let mut sparse = false;
+            let (queue, share, account) = self.relay.waiting(line);
             if credit == 0 {
-                match self.relay.share.release(self.now) {
+                match share.release(self.now) {
                     Release::Bytes(bytes) => credit = bytes,
-                    Release::At(at) if sparse_is_over || !self.relay.share.account.may_overdraw(self.now) => {
+                    Release::At(at) if sparse_is_over || !share.may_overdraw(self.now) => {
                         return Drained::Paced(at);
                     }
                     Release::At(_) => sparse = true,
                 }
             }
-            let taken = self.relay.queue.take(sparse, rate, self.now, &mut self.relay.uplink);
+            let taken = queue.take(sparse, rate, self.now, account);
             let Some((run, portion)) = taken else {
                 if !sparse {
                     break;
@@ -183,16 +198,17 @@ impl Uplink<'_> {
             };
             let mut partly_sent = run.partly_sent;
             let sent = self.seal_run(&run, portion, &mut partly_sent);
-            let cost = self.outer_bytes(&run, sent);
-            self.relay.share.spend(cost);
+            let cost = self.outer_bytes(line, &run, sent);
+            let (queue, share, _) = self.relay.waiting(line);
+            share.spend(cost);
             credit = credit.saturating_sub(cost);
-            self.relay.queue.put_back(run.rest(sent, partly_sent), rate);
+            queue.put_back(run.rest(sent, partly_sent), rate);
             if sent < portion {
                 return Drained::Blocked(done + sent);
             }
             done += sent;
         }
-        if self.relay.queue.is_empty() { Drained::Empty } else { Drained::More }
+        if self.relay.queue_of(line).is_empty() { Drained::Empty } else { Drained::More }
     }
 
     /// Sends the first `portion` datagrams of a run that waited; returns how many were dealt with.
@@ -208,8 +224,8 @@ impl Uplink<'_> {
     }
 
     /// The bytes of IP packets that carry the first `portion` datagrams of a run, about: small ones share a packet.
-    fn outer_bytes(&self, run: &Run, portion: usize) -> u64 {
-        if !self.relay.share.is_limited() {
+    fn outer_bytes(&self, line: Option<u8>, run: &Run, portion: usize) -> u64 {
+        if !self.relay.share_of(line).is_limited() {
             return 0;
         }
         let budget = self.link.as_deref().map_or(0, |link| link.budget.bytes());
@@ -230,15 +246,18 @@ impl Uplink<'_> {
         let mut runs = self.relay.awaiting.take_flow(id);
         if !runs.is_empty() {
             // Datagrams of the flow that came to the queue meanwhile are younger, and stay behind.
-            runs.extend(self.relay.queue.take_flow(id));
+            runs.extend(self.relay.take_flow(id));
         }
+        let line = self.line_of_flow(id);
         for run in runs {
             let age = self.now.saturating_duration_since(run.arrived);
             let waiting = Segments { data: run.data(), segment: run.segment };
             let mut partly_sent = run.partly_sent;
-            let (at_once, rate) = (self.relay.sends_at_once(), self.relay.share.account.rate());
+            let at_once = self.relay.sends_at_once(line, run.class);
             let sent = if at_once { self.seal(id, waiting, age, &mut partly_sent) } else { 0 };
-            self.relay.queue.put_back_last(run.rest(sent, partly_sent), rate);
+            let (queue, share, _) = self.relay.waiting(line);
+            let rate = share.rate();
+            queue.put_back_last(run.rest(sent, partly_sent), rate);
         }
     }
 
@@ -272,14 +291,33 @@ impl Uplink<'_> {
         age: Duration,
         partly_sent: &mut Option<PartlySent>,
     ) -> usize {
+        let sending = Sending { age, ..self.unrepaired() };
+        let twice = if partly_sent.is_none() { self.seal_twice(id, run, &sending) } else { None };
+        let done = twice.unwrap_or(0);
+        if done == run.count() {
+            return done;
+        }
+        let alone = self.seal_once(id, run.skip(done), age, partly_sent);
+        if twice.is_some() {
+            self.relay.copies.alone += alone as u64;
+        }
+        done + alone
+    }
+
+    /// Does the same with datagrams that travel on one lane.
+    fn seal_once(
+        &mut self,
+        id: FlowId,
+        run: Segments<'_>,
+        age: Duration,
+        partly_sent: &mut Option<PartlySent>,
+    ) -> usize {
         let mut begun = partly_sent.take();
         let Some(flow) = self.relay.flows.get(id) else { return self.drop_run(DropReason::UnknownFlow, run) };
         let (standing, origin, number) = (flow.standing, flow.origin, flow.number);
         let index =
             flow.prefers(|index| self.link.as_deref().is_some_and(|link| link.pool.is_up(self.lanes, index)));
-        // Numbers of flows count up in steps of two.
-        let bucket = (number.0 >> 1).to_le_bytes()[0];
-        let place = Place { bucket, index };
+        let place = Place { bucket: bucket_of(number), index };
         let lines = self.link.as_deref().and_then(|link| link.pool.lines.as_ref());
         let index = on_line(lines, &mut self.relay.lines, place, self.now);
         if standing == Standing::Refused {
@@ -296,7 +334,8 @@ impl Uplink<'_> {
         let Some(service) = self.service_of(&origin) else {
             return self.drop_run(DropReason::UnknownService, run);
         };
-        let (header, short) = (flow.header(service), confirmed_header(number));
+        let client = if standing == Standing::Opening { self.client_of(id, &origin) } else { None };
+        let (header, short) = (flow.header(service, client), confirmed_header(number));
         self.note_move(id, hop);
         let sending = Sending { tos: self.tos, age, repair: self.repair_of(&origin, number) };
         if standing == Standing::Opening {
@@ -419,6 +458,9 @@ impl Uplink<'_> {
             }
             Some(Context::Open { .. } | Context::Flow { .. }) => {
                 self.take_over_datagrams(hop, header, run, &sending);
+            }
+            Some(Context::Copied { .. }) => {
+                self.take_over_copy(hop, header, run.first(), counted > 0, &sending);
             }
             Some(
                 Context::OpenEmpty { .. }
@@ -571,7 +613,7 @@ impl Uplink<'_> {
     }
 
     /// The number by which the peer knows the service of a flow; an accepted flow needs none.
-    fn service_of(&self, origin: &Origin) -> Option<ServiceNumber> {
+    pub(super) fn service_of(&self, origin: &Origin) -> Option<ServiceNumber> {
         match *origin {
             Origin::Ingress { ingress, .. } => self.relay.services.of(ingress).map(|service| service.number),
             Origin::Upstream { .. } => Some(ServiceNumber(0)),
@@ -579,7 +621,7 @@ impl Uplink<'_> {
     }
 
     /// Notes the lane that a flow takes, which may be another one than before.
-    fn note_move(&mut self, id: FlowId, hop: NextHop) {
+    pub(super) fn note_move(&mut self, id: FlowId, hop: NextHop) {
         let index = match hop {
             NextHop::Lane(lane) => match self.lanes.get(lane) {
                 Some(slot) => slot.index,
@@ -610,8 +652,9 @@ impl Uplink<'_> {
         if flow.asked.is_some_and(|asked| now.saturating_duration_since(asked) < ASK_INTERVAL) {
             return count;
         }
+        let client = self.client_of(id, &origin);
         if let Some(service) = self.service_of(&origin)
-            && self.send_flow_message(lane, Context::OpenEmpty { number, service })
+            && self.send_flow_message(lane, Context::OpenEmpty { number, service, client })
             && let Some(flow) = self.relay.flows.get_mut(id)
         {
             flow.asked = Some(now);
@@ -619,8 +662,14 @@ impl Uplink<'_> {
         count
     }
 
-    /// Opens a flow for a client.
-    fn open(&mut self, client: Client, ingress: IngressId, limits: &Limits) -> Result<FlowId, DropReason> {
+    /// Opens a flow for a client, or for whom a proxy's header has `told` to be one.
+    pub(super) fn open(
+        &mut self,
+        client: Client,
+        told: Option<ClientAddresses>,
+        ingress: IngressId,
+        limits: &Limits,
+    ) -> Result<FlowId, DropReason> {
         if self.relay.held == Held::Stopped {
             return Err(DropReason::Quota);
         }
@@ -635,8 +684,14 @@ impl Uplink<'_> {
         };
         let lane = |turn| self.link.as_ref().map_or(NO_LANE, |link| link.pool.lane_for(turn));
         self.relay.stats.flows_opened += 1;
-        Ok(self.relay.flows.open(client, ingress, lane, idle, self.now))
+        Ok(self.relay.flows.open(client, told, ingress, lane, idle, self.now))
     }
+}
+
+/// The bucket that a flow's datagrams belong to. Numbers of flows count up in steps of two.
+#[inline]
+pub(super) fn bucket_of(number: FlowNumber) -> u8 {
+    (number.0 >> 1).to_le_bytes()[0]
 }
 
 /// Why a datagram that another worker has handed over is dropped if it cannot be sent: its flow's queue is there.

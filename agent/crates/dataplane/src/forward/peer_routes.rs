@@ -145,7 +145,7 @@ impl PeerRoutes {
     /// # Errors
     /// The reason to drop it.
     #[inline]
-    pub fn carrier(&self, view: &IpView) -> Result<PeerId, TunDrop> {
+    pub fn elected(&self, view: &IpView) -> Result<PeerId, TunDrop> {
         let target = self.routes.lookup(view.destination).ok_or(TunDrop::NoRoute)?;
         target.get().or_else(|group| self.of_group(group, view).ok_or(TunDrop::NoNextHop))
     }

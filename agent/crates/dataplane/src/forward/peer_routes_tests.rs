@@ -65,7 +65,7 @@ impl Case {
     /// The carrier of a packet from each of 4,000 addresses to 10.1.0.1.
     fn carriers(&self) -> Vec<PeerId> {
         let view = |source: u32| view(IpAddr::V4((0x0a09_0000 + source).into()));
-        (0..4_000).map(|source| self.routes.carrier(&view(source)).unwrap()).collect()
+        (0..4_000).map(|source| self.routes.elected(&view(source)).unwrap()).collect()
     }
 
     fn carry(&self) -> BTreeSet<PeerId> {

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use base::sampler::{Growth, Sampler};
 use quic_core::LaneStats;
-use rate::RateAccount;
+use rate::Share;
 
 /// What a lane has carried, sampled for its rates.
 #[derive(Clone, Copy, Debug, Default)]
@@ -53,16 +53,16 @@ impl Meter {
         self.sampler.last()
     }
 
-    /// Charges `account` with the packets that were sealed since the last call, if it limits the rate; `headers` are the bytes around
-    /// each.
+    /// Charges the accounts of `share` with the packets that were sealed since the last call, if they limit the rate; `headers` are the
+    /// bytes around each.
     pub(super) fn charge(
         &mut self,
         stats: &LaneStats,
         headers: impl FnOnce() -> u64,
-        account: &RateAccount,
+        share: &Share,
         now: Instant,
     ) {
-        if account.rate().is_none() {
+        if !share.is_limited() {
             self.charged = None;
             return;
         }
@@ -71,7 +71,7 @@ impl Meter {
         let (packets, bytes) =
             charged.map_or((0, 0), |(packets, bytes)| (sealed.0 - packets, sealed.1 - bytes));
         if packets > 0 {
-            account.charge(bytes + packets * headers(), packets, now);
+            share.charge(bytes + packets * headers(), packets, now);
         }
     }
 }

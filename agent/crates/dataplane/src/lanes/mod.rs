@@ -31,7 +31,7 @@ use base::{
 };
 use net::Path;
 use quic_core::{ConnectionId, Lane, PacketNumber};
-use rate::RateAccount;
+use rate::Share;
 use repair::{LaneRepair, PathCounts};
 use slab::Slab;
 
@@ -372,10 +372,10 @@ impl LaneSlot {
         }
     }
 
-    /// Charges `account` with the packets that were sealed since the last call, if it limits the rate.
-    pub fn charge(&mut self, account: &RateAccount, now: Instant) {
+    /// Charges the accounts of `share` with the packets that were sealed since the last call, if they limit the rate.
+    pub fn charge(&mut self, share: &Share, now: Instant) {
         let Self { meter, core, paths, .. } = self;
-        meter.charge(core.stats(), || paths.outer_headers(), account, now);
+        meter.charge(core.stats(), || paths.outer_headers(), share, now);
     }
 
     /// Does what is due at `now`, and returns what the caller has to do.

@@ -2,6 +2,7 @@
 
 use std::{array, sync::Arc, time::Instant};
 
+use rate::RateAccounts;
 use wire::line::{LaneLine, LineTerms, MOST_LINES};
 
 use crate::lines::{LineLoads, LineTable, LineView, Standing};
@@ -150,12 +151,64 @@ impl LinePool {
         (LineView { up: true, ..*on }.rank()? > rank).then_some(best)
     }
 
+    /// The number of the line that lane `index` is on.
+    #[inline]
+    #[must_use]
+    pub fn of_lane(&self, index: u8) -> u8 {
+        self.lines.of_lane(index)
+    }
+
+    /// Whether what waits for a line is to go elsewhere: it is suspect or down, and another one is neither.
+    #[must_use]
+    pub fn is_left(&self, line: u8) -> bool {
+        let carries = |view: &LineView| view.up && view.standing != Standing::Suspect;
+        !self.views.get(usize::from(line)).is_some_and(carries) && self.views.iter().any(carries)
+    }
+
     /// The lane for what would be on lane `index` if there were one line: the lane with the same place on the line that carries the bucket,
     /// or another one of that line.
     #[inline]
     fn lane(&self, traffic: &mut LineTraffic, place: Place, now: Instant) -> u8 {
-        let (LineTraffic { table, loads }, Place { bucket, index }) = (traffic, place);
-        let line = table.line(bucket, &self.views, loads, now);
+        let (LineTraffic { table, loads, rates }, Place { bucket, index }) = (traffic, place);
+        let line = table.stay(bucket, &self.views, now).unwrap_or_else(|| {
+            let measured = |(line, view): (u8, &LineView)| LineView {
+                measured: rates.line(line).capacity().map(|bytes| bytes.saturating_mul(8)),
+                ..*view
+            };
+            let views: Vec<LineView> = (0..MOST_LINES).zip(&self.views).map(measured).collect();
+            table.choose(bucket, &views, loads, now)
+        });
+        self.lane_on(line, index)
+    }
+
+    /// Whether lane `index` needs no keepalives of its own: it is not the first of its line, and that costs something, or is for
+    /// emergencies, and another line comes before it.
+    ///
+    /// A NAT may then forget its port, and gives it another one with the first packet that the dialler sends again.
+    #[must_use]
+    pub fn rests(&self, index: u8) -> bool {
+        let line = self.lines.of_lane(index);
+        let spared = |view: &&LineView| view.terms.metered || view.terms.backup;
+        !index.is_multiple_of(self.lines.lanes)
+            && self.views.get(usize::from(line)).filter(spared).is_some()
+            && self.better_than(line).is_some()
+    }
+
+    /// The lane for copies of what goes on lane `index`: on the best other line that is up and not suspect. On a metered one only if
+    /// those may be.
+    #[must_use]
+    pub fn second_lane(&self, index: u8, metered: bool) -> Option<u8> {
+        let on = self.lines.of_lane(index);
+        let others = (0..MOST_LINES).zip(&self.views).filter(|(line, view)| {
+            *line != on && (metered || !view.terms.metered) && view.standing != Standing::Suspect
+        });
+        let (_, line) = others.filter_map(|(line, view)| Some((view.rank()?, line))).min()?;
+        Some(self.lane_on(line, index))
+    }
+
+    /// The lane of a line at the place that lane `index` has on its own, or another one of the line if that is down.
+    #[inline]
+    fn lane_on(&self, line: u8, index: u8) -> u8 {
         let lanes = self.lines.lanes;
         let preferred = line.saturating_mul(lanes).saturating_add(index % lanes);
         let of_line = self.up & self.lines.mask(line);
@@ -183,7 +236,10 @@ pub fn on_line(
     now: Instant,
 ) -> u8 {
     let Some(lines) = lines else { return place.index };
-    lines.lane(traffic.get_or_insert_with(|| Box::new(LineTraffic::new(now))), place, now)
+    match traffic {
+        Some(traffic) => lines.lane(traffic, place, now),
+        None => place.index % lines.lines.lanes,
+    }
 }
 
 /// Counts bytes that leave on lane `index`, or are handed to its host, for the load of its line. What waits is counted when it leaves,
@@ -203,17 +259,19 @@ pub fn count_on_line(
     }
 }
 
-/// What a worker sends to a peer with several lines: which buckets are on which line, and how much each line carries.
+/// What a worker sends to a peer with several lines: which buckets are on which line, and how much each line carries by all workers.
 #[derive(Debug)]
 pub struct LineTraffic {
     pub table: LineTable,
-    loads: LineLoads,
+    loads: Arc<LineLoads>,
+    /// What the lines were measured to carry.
+    rates: Arc<RateAccounts>,
 }
 
 impl LineTraffic {
     #[must_use]
-    pub fn new(now: Instant) -> Self {
-        Self { table: LineTable::new(now), loads: LineLoads::new(now) }
+    pub fn new(loads: Arc<LineLoads>, rates: Arc<RateAccounts>, now: Instant) -> Self {
+        Self { table: LineTable::new(now), loads, rates }
     }
 }
 
@@ -228,8 +286,9 @@ mod tests {
         let now = ManualClock::default().now();
         let terms = LineTerms { rate: None, weight: 1, metered: false, backup: false };
         let pool = LinePool::new(Arc::new(Lines::with(2, [terms; 2])), 0b1111);
-        let mut traffic = None;
-        count_on_line(Some(&pool), traffic.as_deref(), 0, 100, now);
+        let mut traffic =
+            Some(Box::new(LineTraffic::new(Arc::new(LineLoads::new(now)), Arc::default(), now)));
+        count_on_line(Some(&pool), None, 0, 100, now);
         let place = Place { bucket: 7, index: 1 };
         let lane = on_line(Some(&pool), &mut traffic, place, now);
         assert_eq!(on_line(Some(&pool), &mut traffic, place, now), lane, "as it waits");

@@ -92,17 +92,29 @@ impl LineTable {
 
     /// The line for the packets of `bucket` that come now: an index into `lines`, of which [`MOST_LINES`] count. Without a line that is
     /// up, it is the one that the bucket was on, or the first.
-    #[inline]
+    #[cfg(test)]
     pub fn line(&mut self, bucket: u8, lines: &[LineView], loads: &LineLoads, now: Instant) -> u8 {
+        self.stay(bucket, lines, now).unwrap_or_else(|| self.choose(bucket, lines, loads, now))
+    }
+
+    /// The line for the packets of `bucket` that come now, if they stay on the line that the bucket is on, or no line is up.
+    #[inline]
+    pub fn stay(&mut self, bucket: u8, lines: &[LineView], now: Instant) -> Option<u8> {
         let (index, at) = (usize::from(bucket), self.millis(now));
         let on = self.on[index];
         let silent = Duration::from_millis(at.wrapping_sub(self.last[index]).into());
         self.last[index] = at;
         let best = lines.iter().take(MOST_LINES.into()).filter_map(LineView::rank).min();
+        let Some(best) = best else { return Some(if on == NO_LINE { 0 } else { on }) };
+        (on != NO_LINE && stays(lines, on, best, silent)).then_some(on)
+    }
+
+    /// Gives `bucket` the best of the lines; it is not to [`stay`](Self::stay).
+    pub fn choose(&mut self, bucket: u8, lines: &[LineView], loads: &LineLoads, now: Instant) -> u8 {
+        let (index, at) = (usize::from(bucket), self.millis(now));
+        let on = self.on[index];
+        let best = lines.iter().take(MOST_LINES.into()).filter_map(LineView::rank).min();
         let Some(best) = best else { return if on == NO_LINE { 0 } else { on } };
-        if on != NO_LINE && stays(lines, on, best, silent) {
-            return on;
-        }
         let line = self.best_line(lines, best, on, loads, now);
         if line != on {
             self.moved += u64::from(on != NO_LINE);

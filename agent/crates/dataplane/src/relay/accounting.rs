@@ -46,6 +46,8 @@ base::labelled! {
         NotAllowed => "not_allowed",
         /// The far end refused the flow.
         FlowRefused => "flow_refused",
+        /// It came to a port that expects a PROXY header, without one that can be used, or from where no proxy is.
+        NoProxyHeader => "no_proxy_header",
         /// It belongs to a flow that this end does not know.
         UnknownFlow => "unknown_flow",
         /// Its payload context is not one that this version knows.

@@ -33,7 +33,7 @@ impl Codel {
                 false
             }
             Some(next) if now >= next => {
-                self.count += 1;
+                self.count = self.count.saturating_add(1);
                 self.schedule(next, aqm);
                 true
             }
@@ -109,5 +109,15 @@ mod tests {
         assert_eq!(signals(&mut codel, &clock, Duration::ZERO, 50), [0; 0]);
         let second = signals(&mut codel, &clock, AQM.target, 1000);
         assert!(second.len() > first.len() + 5, "{} and {}", first.len(), second.len());
+    }
+    #[test]
+    fn a_queue_that_stands_for_months_signals_on() {
+        for count in [u32::MAX - 1, u32::MAX] {
+            let clock = ManualClock::default();
+            let (above_until, next) = (Some(clock.now()), Some(clock.now()));
+            let mut codel = Codel { above_until, count, next, ..Codel::default() };
+            let at = signals(&mut codel, &clock, AQM.target, 500);
+            assert_eq!(at.len(), 500, "{count}: one for each datagram");
+        }
     }
 }

@@ -18,9 +18,15 @@ use base::{
     pages::Pages,
     sparse,
 };
-use wire::context::{Context, FlowNumber, Header, ServiceNumber};
+use wire::{
+    context::{Context, FlowNumber, Header, ServiceNumber},
+    proxy::ClientAddresses,
+};
 
-use crate::{records::Tally, relay::registry::FlowRegistry};
+use crate::{
+    records::Tally,
+    relay::{registry::FlowRegistry, told::ToldFlows},
+};
 
 /// The index of a flow in its peer's table. It is used again after the flow has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -96,11 +102,13 @@ impl Flow {
         }
     }
 
-    /// The header that its next datagrams carry.
+    /// The header that its next datagrams carry; an opening says who the client is, if that is given.
     #[must_use]
-    pub fn header(&self, service: ServiceNumber) -> Header {
+    pub fn header(&self, service: ServiceNumber, client: Option<ClientAddresses>) -> Header {
         match self.standing {
-            Standing::Opening => Context::Open { number: self.number, service, payload_at: 0 }.encode(),
+            Standing::Opening => {
+                Context::Open { number: self.number, service, client, payload_at: 0 }.encode()
+            }
             Standing::Confirmed | Standing::Refused => confirmed_header(self.number),
         }
     }
@@ -120,6 +128,8 @@ pub struct Flows {
     by_number: PeerMap<FlowNumber, FlowId>,
     /// Keyed by addresses, which clients choose, so hashed with a secret.
     by_client: HashMap<Client, FlowId>,
+    /// Flows with headers of the PROXY protocol; those opened here are not in `by_client`.
+    pub told: ToldFlows,
     /// Flows opened here that the far end refused, and perhaps some that it has confirmed since.
     refused: BTreeSet<FlowId>,
     /// The number of the next flow opened here: its low bit names this end, the rest modulo the workers names the worker.
@@ -146,6 +156,7 @@ impl Flows {
         }
         sparse::shrink(&mut self.by_number);
         sparse::shrink(&mut self.by_client);
+        self.told.shrink();
     }
 
     /// An empty table, whose new flows are numbered as `numbering` says.
@@ -157,6 +168,7 @@ impl Flows {
             flows: Pages::default(),
             by_number: PeerMap::default(),
             by_client: HashMap::new(),
+            told: ToldFlows::default(),
             refused: BTreeSet::new(),
             next: u64::from(worker.index) << 1 | parity & 1,
             worker,
@@ -254,10 +266,12 @@ impl Flows {
         (number.0 >> 1) / u64::from(self.worker.count)
     }
 
-    /// Opens a flow for a client; `lane` chooses its lane by how many were opened before.
+    /// Opens a flow for a client, or for whom a proxy's header has `told` to be one; `lane` chooses its lane by how many were opened
+    /// before.
     pub fn open(
         &mut self,
         client: Client,
+        told: Option<ClientAddresses>,
         ingress: IngressId,
         lane: impl FnOnce(u64) -> u8,
         idle: Duration,
@@ -266,8 +280,22 @@ impl Flows {
         let number = self.take_number();
         let lane = lane(self.turn_of(number));
         let id = self.insert(number, Origin::Ingress { client, ingress }, lane, idle, now);
-        self.by_client.insert(client, id);
+        match told {
+            Some(told) => {
+                self.told.open(id, client, told);
+                self.registry.enter_told();
+            }
+            None => {
+                self.by_client.insert(client, id);
+            }
+        }
         id
+    }
+
+    /// The oldest of the flows here that have a header, if all workers together have more than `most`.
+    #[must_use]
+    pub fn surplus_told(&self, most: usize) -> Option<FlowId> {
+        self.told.oldest().filter(|_| self.registry.told() > most)
     }
 
     /// Adds a flow that the peer opened.
@@ -290,10 +318,17 @@ impl Flows {
         match flow.origin {
             Origin::Ingress { client, .. } => {
                 self.refused.remove(&id);
-                self.by_client.remove(&client);
+                if self.told.close(id, client) {
+                    self.registry.leave_told();
+                } else {
+                    self.by_client.remove(&client);
+                }
                 self.registry.leave(None);
             }
-            Origin::Upstream { .. } => self.registry.leave(Some(flow.number)),
+            Origin::Upstream { .. } => {
+                self.told.silence(id);
+                self.registry.leave(Some(flow.number));
+            }
         }
         Some(flow)
     }
@@ -415,7 +450,7 @@ mod tests {
 
     fn open(flows: &mut Flows, port: u16, lanes: u8, now: Instant) -> FlowId {
         let lane = |turn| u8::try_from(turn % u64::from(lanes)).unwrap();
-        flows.open(client(port), IngressId(0), lane, Duration::from_secs(60), now)
+        flows.open(client(port), None, IngressId(0), lane, Duration::from_secs(60), now)
     }
 
     #[test]

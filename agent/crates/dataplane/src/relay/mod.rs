@@ -8,18 +8,16 @@
 //! | what holds for any pieces (tests and fuzzing) | `properties.rs` |
 //! | which worker has a flow, how many flows there are | `registry.rs` |
 //! | what waits, and what gives way | `queue.rs`, in runs: `run.rs` |
+//! | what waits for each of several lines | `line_queues.rs` |
 //! | whose turn it is; whose queue stands; how long all waited | `turns.rs`, `codel.rs`, `base/src/delays.rs` |
 //! | what waits at all peers together | `base/src/memory.rs` |
 //! | what is repaired | `repairs.rs` |
 //! | which lane IP packets take | `stripes.rs` |
 //! | the peer's services | `services.rs` |
+//! | flows with PROXY headers | `told.rs` |
 //! | what is outstanding | this one |
 
-use std::{
-    io,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{io, sync::Arc, time::Instant};
 
 use base::counts::Counts;
 use rate::Share;
@@ -28,12 +26,13 @@ use wire::{
     messages,
 };
 
-use crate::lines::LineTraffic;
+use crate::lines::{CopyCounts, LineTraffic};
 
 pub mod accounting;
 mod codel;
 pub mod flow;
 pub mod fragments;
+mod line_queues;
 #[cfg(any(test, feature = "fuzzing"))]
 #[doc(hidden)]
 pub mod properties;
@@ -43,16 +42,19 @@ pub mod repairs;
 mod run;
 mod services;
 pub mod stripes;
+mod told;
 mod turns;
 
 pub use accounting::{Account, Direction, DropCounts, DropReason, Settlement, Settlements};
 pub use flow::{Client, Flow, FlowId, Flows, NO_LANE, Numbering, Origin, Standing};
 pub use fragments::{Fragmenter, PartlySent, Piece, Reassembler};
+pub use line_queues::LineQueue;
 pub use queue::{PacketClass, Queue, QueueClass, Run};
 pub use registry::{AgentTotals, FlowRegistry};
 pub use repairs::Repairs;
-pub use services::{MOST_IDLE, RemoteService, Services};
+pub use services::{Ingress, MOST_IDLE, RemoteService, Services};
 pub use stripes::Stripes;
+pub use told::ToldFlows;
 
 /// The counts of flows that were refused at a ceiling.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -77,6 +79,8 @@ base::labelled! {
         Reconfigured => "reconfigured",
         /// The peer has used up its quota.
         Quota => "quota",
+        /// Another client of a PROXY header needed the room.
+        Proxied => "proxied",
     }
 }
 
@@ -221,6 +225,8 @@ pub struct DatagramRelay {
     pub awaiting: Queue,
     /// This worker's share of the rate to the peer.
     pub share: Share,
+    /// The same of each line, if the peer has several: what has a line waits there.
+    pub line_queues: Vec<LineQueue>,
     /// Datagrams in packets that the kernel has not taken yet.
     pub in_send_buffer: u64,
     /// Datagrams from the peer of which some pieces have come.
@@ -230,8 +236,12 @@ pub struct DatagramRelay {
     pub repairs: Repairs,
     /// The lanes that the peer's IP packets take; made with the first packet.
     pub stripes: Option<Box<Stripes>>,
-    /// Which lines the peer's buckets are on, if it has several; made with the first datagram.
+    /// Which lines the peer's buckets are on, if it has several.
     pub lines: Option<Box<LineTraffic>>,
+    /// What travels on two lines, as the operator wants it.
+    pub redundant: config::Redundant,
+    /// What has.
+    pub copies: CopyCounts,
     pub stats: RelayStats,
     /// Why the last socket to a service could not be opened, until it has been logged.
     pub socket_error: Option<io::Error>,
@@ -243,7 +253,7 @@ pub struct DatagramRelay {
 }
 
 impl DatagramRelay {
-    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` names the service of each ingress, and
+    /// A relay without flows; `numbering` is that of the flows that it opens, `ingresses` are our ports, and
     /// `share` is its part of the rate to the peer.
     #[must_use]
     pub fn new(
@@ -252,7 +262,7 @@ impl DatagramRelay {
         numbering: Numbering,
         registry: Arc<FlowRegistry>,
         share: Share,
-        ingresses: &[Arc<str>],
+        ingresses: &[Ingress],
     ) -> Self {
         let (queue, awaiting) = bounds(peer, limits);
         let agent = &registry.agent;
@@ -265,6 +275,7 @@ impl DatagramRelay {
             queue: Queue::new(queue, &agent.memory),
             awaiting: Queue::new(awaiting, &agent.memory),
             share,
+            line_queues: Vec::new(),
             reassembly: Reassembler::within(limits.reassembly_bytes, &agent.reassembly),
             flows: Flows::new(numbering, registry),
             in_send_buffer: 0,
@@ -272,6 +283,8 @@ impl DatagramRelay {
             repairs: Repairs::default(),
             stripes: None,
             lines: None,
+            redundant: peer.redundant.clone(),
+            copies: CopyCounts::default(),
             stats: RelayStats::default(),
             socket_error: None,
             max_flows: limits.flows_per_peer,
@@ -284,9 +297,11 @@ impl DatagramRelay {
     pub fn set_bounds(&mut self, peer: &config::Peer, limits: &config::Limits) {
         let (queue, awaiting) = bounds(peer, limits);
         self.queue.set_limits(queue);
+        self.line_queues.iter_mut().for_each(|line| line.queue.set_limits(queue));
         self.awaiting.set_limits(awaiting);
         self.max_flows = limits.flows_per_peer;
         self.reassembly.set_most(limits.reassembly_bytes);
+        self.redundant = peer.redundant.clone();
         self.flows.registry.agent.set_limits(limits);
     }
 
@@ -296,8 +311,8 @@ impl DatagramRelay {
         self.fragmenter.set_own(services);
     }
 
-    /// Changes the ingresses as the operator wants: `ingresses` names the service of each.
-    pub fn set_ingresses(&mut self, ingresses: &[Arc<str>]) {
+    /// Changes the ingresses as the operator wants.
+    pub fn set_ingresses(&mut self, ingresses: &[Ingress]) {
         self.services.set_ingresses(ingresses);
         self.flows.ask_again();
     }
@@ -332,48 +347,14 @@ impl DatagramRelay {
         true
     }
 
-    /// Whether datagrams need not wait for their turn: nothing waits, and no rate limits the peer.
-    #[inline]
-    #[must_use]
-    pub fn sends_at_once(&self) -> bool {
-        !self.share.is_limited() && self.queue.is_empty()
-    }
-
-    /// How long a datagram may wait for its turn.
-    #[inline]
-    #[must_use]
-    pub fn time_limit(&self) -> Duration {
-        self.queue.time_limit(self.share.account.rate())
-    }
-
-    /// Has datagrams that came to this host at `arrived` wait for their turn; returns how many were taken in.
-    pub fn enqueue(
-        &mut self,
-        class: QueueClass,
-        data: &[u8],
-        segment: usize,
-        arrived: Instant,
-        now: Instant,
-    ) -> usize {
-        let rate = self.share.account.rate();
-        self.queue.expire(rate, now, &mut self.uplink);
-        self.queue.push(class, data, segment, arrived, rate, &mut self.uplink)
-    }
-
-    /// Whether datagrams wait that a rate limits.
-    #[inline]
-    #[must_use]
-    pub fn is_paced(&self) -> bool {
-        !self.queue.is_empty() && self.share.is_limited()
-    }
-
     /// Datagrams that wait in the agent, in one direction. The downlink has no queue: what is received is
     /// delivered or dropped in the same turn, but for datagrams of which pieces are missing.
     #[must_use]
     pub fn queued(&self, direction: Direction) -> u64 {
         match direction {
             Direction::Uplink => {
-                (self.queue.datagrams() + self.awaiting.datagrams()) as u64 + self.in_send_buffer
+                let waiting: usize = self.queues().map(Queue::datagrams).sum();
+                (waiting + self.awaiting.datagrams()) as u64 + self.in_send_buffer
             }
             Direction::Downlink => self.reassembly.len() as u64,
         }
@@ -390,12 +371,12 @@ impl DatagramRelay {
     /// When the oldest datagram that waits arrived.
     #[must_use]
     pub fn oldest(&self) -> Option<Instant> {
-        [self.queue.oldest(), self.awaiting.oldest()].into_iter().flatten().min()
+        self.queues().chain([&self.awaiting]).filter_map(Queue::oldest).min()
     }
 
     /// Drops what has waited too long.
     pub fn expire(&mut self, now: Instant) {
-        self.queue.expire(self.share.account.rate(), now, &mut self.uplink);
+        self.expire_queues(now);
         self.awaiting.expire(None, now, &mut self.uplink);
         self.reassembly.expire(now, &mut self.downlink);
     }
@@ -419,7 +400,7 @@ impl DatagramRelay {
 
     /// Forgets a flow; datagrams of it that still wait are dropped for `reason`.
     pub(crate) fn remove_flow(&mut self, id: FlowId, reason: DropReason) -> Option<Flow> {
-        for run in self.queue.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
+        for run in self.take_flow(id).into_iter().chain(self.awaiting.take_flow(id)) {
             self.uplink.drop(reason, run.count() as u64);
         }
         self.reassembly.end_flow(id, &mut self.downlink);

@@ -143,6 +143,12 @@ impl Queue {
         }
     }
 
+    /// An empty queue with the same limits, and in the same memory.
+    #[must_use]
+    pub fn another(&self) -> Self {
+        Self::new(self.limits, &self.memory)
+    }
+
     /// Changes the limits as the operator wants; what waits already stays.
     pub fn set_limits(&mut self, limits: Limits) {
         self.limits = limits;
@@ -210,7 +216,11 @@ impl Queue {
     ) -> usize {
         // In order of arrival: the age of a batch is an estimate between two stamped ones.
         let arrived = self.arrivals.back().map_or(arrived, |last| arrived.max(last.at));
-        let mut run = Run::new(class, data, segment, arrived);
+        self.admit(Run::new(class, data, segment, arrived), rate, account)
+    }
+
+    /// The same of a run that has waited in another queue.
+    pub(super) fn admit(&mut self, mut run: Run, rate: Option<u64>, account: &mut Account) -> usize {
         match self.limits.policy {
             DropPolicy::Newest => {
                 let allowed = self.allowed(&run);
@@ -220,7 +230,7 @@ impl Queue {
             }
             DropPolicy::Oldest => {
                 while self.allowed(&run) < run.count() {
-                    self.evict(class.key(), &mut run, DropReason::FlowQuota, account);
+                    self.evict(run.class.key(), &mut run, DropReason::FlowQuota, account);
                 }
                 while self.fitting(&run) < run.count() {
                     let victim = self.victim(&run);
@@ -319,12 +329,29 @@ impl Queue {
     #[inline]
     #[must_use]
     pub fn holds(&self, flow: FlowId) -> bool {
-        self.flows.get(&FlowKey::Flow(flow)).is_some_and(|queued| queued.datagrams > 0)
+        self.holds_key(FlowKey::Flow(flow))
     }
 
     /// Takes all runs of `flow` out, oldest first.
     pub fn take_flow(&mut self, flow: FlowId) -> Vec<Run> {
-        std::iter::from_fn(|| self.remove_first(FlowKey::Flow(flow))).collect()
+        self.take_key(FlowKey::Flow(flow))
+    }
+
+    pub(super) fn take_key(&mut self, key: FlowKey) -> Vec<Run> {
+        std::iter::from_fn(|| self.remove_first(key)).collect()
+    }
+
+    pub(super) fn holds_key(&self, key: FlowKey) -> bool {
+        self.flows.get(&key).is_some_and(|queued| queued.datagrams > 0)
+    }
+
+    /// Takes all runs out, in the order in which they came.
+    pub fn take_all(&mut self) -> Vec<Run> {
+        std::iter::from_fn(|| {
+            let first = self.arrivals.front()?.key;
+            self.remove_first(first)
+        })
+        .collect()
     }
 
     /// Drops datagrams that have waited too long; returns their number.

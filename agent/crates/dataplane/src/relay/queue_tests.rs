@@ -401,7 +401,15 @@ fn ip_packet(class: u8, len: u16) -> Vec<u8> {
 
 /// IP packets of one flow.
 fn packets(turn: u16, ahead: bool) -> QueueClass {
-    QueueClass::Packets(PacketClass { turn, partial: false, tos: 0, lane: None, ahead, repair: None })
+    QueueClass::Packets(PacketClass {
+        turn,
+        partial: false,
+        tos: 0,
+        lane: None,
+        ahead,
+        repair: None,
+        copied: false,
+    })
 }
 
 #[test]

@@ -20,7 +20,7 @@ use base::{
 use repair::RepairMemory;
 use wire::context::FlowNumber;
 
-use crate::{records::Recorder, relay::fragments::ALL_PEERS};
+use crate::{lines::SharedCopies, records::Recorder, relay::fragments::ALL_PEERS};
 
 /// The part of all flows that is set aside, so that no peer takes what others need.
 const RESERVED_PART: usize = 8;
@@ -73,8 +73,12 @@ pub struct FlowRegistry {
     /// The number of this peer's flows.
     count: AtomicUsize,
     accepted: AtomicUsize,
+    /// The number of flows that were opened here for clients of PROXY headers.
+    told: AtomicUsize,
     /// The memory in which this peer's payloads are kept for repair, at all workers.
     pub repair: Arc<RepairMemory>,
+    /// The payloads that travel on two lines, at all workers.
+    pub copies: SharedCopies,
     /// The worker of each flow that the peer opened. It chooses the numbers, and can have each datagram looked up here.
     workers: Claims,
 }
@@ -113,7 +117,9 @@ impl FlowRegistry {
             agent: Arc::clone(total),
             count: AtomicUsize::default(),
             accepted: AtomicUsize::default(),
+            told: AtomicUsize::default(),
             repair: Arc::new(RepairMemory::of(&total.repair)),
+            copies: SharedCopies::default(),
             workers: Claims::default(),
         })
     }
@@ -150,6 +156,20 @@ impl FlowRegistry {
     #[must_use]
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
+    }
+
+    /// Flows that were opened here for clients of PROXY headers, at all workers.
+    #[must_use]
+    pub fn told(&self) -> usize {
+        self.told.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn enter_told(&self) {
+        self.told.fetch_add(1, Ordering::Relaxed);
+    }
+
+    pub(super) fn leave_told(&self) {
+        self.told.fetch_sub(1, Ordering::Relaxed);
     }
 
     /// A flow begins, which the peer opened (`accepted`) or we did.

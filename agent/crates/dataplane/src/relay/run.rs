@@ -37,6 +37,8 @@ pub struct PacketClass {
     pub ahead: bool,
     /// How they are repaired; `None`: they are not.
     pub repair: Option<Terms>,
+    /// Whether they travel on two lines, if there are two.
+    pub copied: bool,
 }
 
 impl PacketClass {

@@ -1,6 +1,6 @@
 //! The services that a peer offers, and those that our ingresses are for.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::SocketAddr, sync::Arc, time::Duration};
 
 use base::ids::IngressId;
 use wire::{context::ServiceNumber, messages, repair_terms::Terms};
@@ -19,6 +19,8 @@ pub struct RemoteService {
     pub fragment: bool,
     /// How datagrams to it are repaired.
     pub repair: Option<Terms>,
+    /// Whether openings of flows to it are to say who the client is.
+    pub client: bool,
 }
 
 impl RemoteService {
@@ -29,22 +31,44 @@ impl RemoteService {
             idle: service.idle.min(MOST_IDLE),
             fragment: service.fragment,
             repair: service.repair,
+            client: service.client,
         }
+    }
+}
+
+/// A `[[udp]]` port of this agent.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ingress {
+    /// The address that clients ask.
+    pub listen: SocketAddr,
+    /// The name of the service that its datagrams are for.
+    pub service: Arc<str>,
+}
+
+impl Ingress {
+    /// Those of a configuration.
+    #[must_use]
+    pub fn all(forwards: &[config::Forward]) -> Vec<Self> {
+        let one = |forward: &config::Forward| Self {
+            listen: forward.listen,
+            service: Arc::clone(&forward.service),
+        };
+        forwards.iter().map(one).collect()
     }
 }
 
 #[derive(Debug, Default)]
 pub struct Services {
-    /// For each ingress, the name of the service that its datagrams are for, and what the peer says of that service.
-    of_ingresses: Vec<(Arc<str>, Option<RemoteService>)>,
+    /// Each ingress, and what the peer says of its service.
+    of_ingresses: Vec<(Ingress, Option<RemoteService>)>,
     /// What the peer offered last.
     offered: Vec<messages::Service>,
 }
 
 impl Services {
-    /// Changes the ingresses as the operator wants: `ingresses` names the service of each.
-    pub(super) fn set_ingresses(&mut self, ingresses: &[Arc<str>]) {
-        self.of_ingresses = ingresses.iter().map(|name| (Arc::clone(name), None)).collect();
+    /// Changes the ingresses as the operator wants.
+    pub(super) fn set_ingresses(&mut self, ingresses: &[Ingress]) {
+        self.of_ingresses = ingresses.iter().map(|ingress| (ingress.clone(), None)).collect();
         self.find();
     }
 
@@ -54,7 +78,7 @@ impl Services {
     }
 
     fn find(&mut self) {
-        for (name, known) in &mut self.of_ingresses {
+        for (Ingress { service: name, .. }, known) in &mut self.of_ingresses {
             let found = self.offered.iter().find(|service| service.udp && *service.name == **name);
             *known = found.map(RemoteService::of);
         }
@@ -65,6 +89,18 @@ impl Services {
     #[must_use]
     pub fn of(&self, ingress: IngressId) -> Option<RemoteService> {
         self.of_ingresses.get(ingress.0 as usize).and_then(|(_, known)| *known)
+    }
+
+    /// The address that clients of an ingress ask.
+    #[must_use]
+    pub fn listen(&self, ingress: IngressId) -> Option<SocketAddr> {
+        self.of_ingresses.get(ingress.0 as usize).map(|(ingress, _)| ingress.listen)
+    }
+
+    /// The name of the service that an ingress's datagrams are for.
+    #[must_use]
+    pub fn name_of(&self, ingress: IngressId) -> Option<&str> {
+        self.of_ingresses.get(ingress.0 as usize).map(|(ingress, _)| &*ingress.service)
     }
 
     /// The service of this name for TCP, if the peer offered it last.

@@ -115,6 +115,8 @@ pub(crate) enum LaneEvent {
     Lost(LaneLoss),
     /// The limits of its keys or packet numbers are near; it still works.
     NearLimit,
+    /// It has used its ports for long enough; it works.
+    OldPort,
     /// It was replaced, and no longer carries payloads on behalf of its replacement.
     ReplacedGone,
     /// It is on one of several lines, and packets have been outstanding for so long, a probe timeout or more, while nothing was received.

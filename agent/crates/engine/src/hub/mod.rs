@@ -25,7 +25,7 @@ pub(crate) use message::{
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex,
+        Arc, Mutex, OnceLock,
         atomic::{AtomicU8, AtomicU64, AtomicUsize, Ordering},
     },
     time::{Duration, Instant},
@@ -40,13 +40,13 @@ use config::{self, Config};
 use dataplane::{
     forward::learned::LearnedRoutes,
     hand_off::{HandOff, Kind},
-    lines::MOST_LINES,
+    lines::{LineLoads, MOST_LINES},
     records::Recorder,
     relay::{AgentTotals, FlowRegistry},
     upstreams::Upstreams,
 };
 use net::{Ready, Token, ports::Ports};
-use rate::RateAccount;
+use rate::{RateAccount, RateAccounts};
 use users::Users;
 use wire::messages::CloseReason;
 
@@ -102,8 +102,10 @@ struct Shared {
     lanes: AtomicUsize,
     flows: Arc<FlowRegistry>,
     forwards: Arc<PeerForwards>,
-    /// Sending rate of the peer's streams at all workers together.
-    rate: Arc<RateAccount>,
+    /// What limits what is sent to the peer, at all workers together.
+    rates: Arc<RateAccounts>,
+    /// What each line to the peer carries, once there are several.
+    line_loads: OnceLock<Arc<LineLoads>>,
     /// Whether two agents use the peer's key.
     contest: Mutex<Contest>,
 }
@@ -117,7 +119,8 @@ impl Shared {
             lines_heard: std::array::from_fn(|_| AtomicU64::new(0)),
             lanes: AtomicUsize::new(0),
             flows: FlowRegistry::of_agent(flows),
-            rate: Arc::default(),
+            rates: Arc::default(),
+            line_loads: OnceLock::new(),
             contest: Mutex::default(),
         })
     }
@@ -328,7 +331,18 @@ impl Hub {
 
     /// The sending rate that a peer's streams at all workers share.
     pub(crate) fn rate(&self, peer: PeerId) -> Arc<RateAccount> {
-        self.with(peer, |shared| Arc::clone(&shared.rate)).unwrap_or_default()
+        Arc::clone(self.rates(peer).whole())
+    }
+
+    /// What each line to a peer carries, by all workers.
+    pub(crate) fn line_loads(&self, peer: PeerId) -> Arc<LineLoads> {
+        let made = || Arc::new(LineLoads::new(self.base));
+        self.with(peer, |shared| Arc::clone(shared.line_loads.get_or_init(made))).unwrap_or_else(made)
+    }
+
+    /// The accounts of a peer's rate, and of that of each line.
+    pub(crate) fn rates(&self, peer: PeerId) -> Arc<RateAccounts> {
+        self.with(peer, |shared| Arc::clone(&shared.rates)).unwrap_or_default()
     }
 
     /// Makes a connection its peer's session and tells all other workers, unless `stays` decides that the existing session stays.

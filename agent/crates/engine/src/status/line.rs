@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use crate::status::Word;
+use crate::status::{Word, rate::longest};
 
 base::labelled! {
     /// What a line does for a peer now.
@@ -62,6 +62,18 @@ pub struct LineStatus {
     pub received_bytes: u64,
     /// Packets that were sent and declared lost, without spuriously lost ones.
     pub lost_packets: u64,
+    /// The limit on what is sent on it, in bits a second of IP packets, if there is one.
+    pub rate_bits_per_second: Option<u64>,
+    /// What an automatic rate has measured that it takes, once it was full.
+    pub capacity_bits_per_second: Option<u64>,
+    /// How long packets wait in queues of its path, as an automatic rate sees it.
+    pub path_queue_seconds: Option<f64>,
+    /// Payloads that wait for it here.
+    pub queued: usize,
+    /// Bytes of payload that wait for it here.
+    pub queued_bytes: usize,
+    /// How long 99 % of the payloads at most waited for it here in the last seconds, if there is a rate.
+    pub delay_p99_seconds: Option<f64>,
 }
 
 impl LineStatus {
@@ -87,6 +99,12 @@ impl LineStatus {
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         let least = [self.packet_bytes, other.packet_bytes].into_iter().flatten().min();
         self.packet_bytes = least;
+        // All workers share the accounts.
+        self.rate_bits_per_second = self.rate_bits_per_second.or(other.rate_bits_per_second);
+        self.capacity_bits_per_second = self.capacity_bits_per_second.or(other.capacity_bits_per_second);
+        self.path_queue_seconds = self.path_queue_seconds.or(other.path_queue_seconds);
+        self.delay_p99_seconds = longest(self.delay_p99_seconds, other.delay_p99_seconds);
+        add!(self, other; queued, queued_bytes);
         add!(self, other; lanes_up, sent_bytes_per_second, received_bytes_per_second, sent_packets, sent_bytes, received_packets,
             received_bytes, lost_packets);
     }

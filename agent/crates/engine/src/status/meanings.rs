@@ -28,6 +28,16 @@ const OVER_QUOTA: Meaning = meaning(
     "`culvert status` says until when; `culvert peer set NAME --quota-used 0`",
 );
 
+const CARRIER_FULL: Meaning = meaning(
+    "met a carrier over TCP that is 5 ms behind, has 128 KiB waiting, or has ended",
+    "UDP to the peer",
+);
+
+const NO_PROXY_HEADER: Meaning = meaning(
+    "came without a PROXY header of version 2 that can be used to a port that expects one, or from none of the prefixes in `udp.accept_proxy`",
+    "the log has the sender and why; the proxy, `udp.accept_proxy`",
+);
+
 /// What is true of a payload that was dropped, and what to look at.
 #[must_use]
 pub fn of_drop(reason: DropReason) -> Meaning {
@@ -56,6 +66,7 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "waited longer than `peer.queue.time`, in the kernel's buffer included; or was lost, and repaired after its deadline (`service.repair`)",
             "CPU, and whether the peer is connected",
         ),
+        DropReason::NoProxyHeader => NO_PROXY_HEADER,
         DropReason::OverRate => OVER_RATE,
         DropReason::Quota => OVER_QUOTA,
         DropReason::TooLarge => meaning(
@@ -91,9 +102,7 @@ pub fn of_drop(reason: DropReason) -> Meaning {
             "found the send buffer of a socket full, or waited in that of a socket that was closed",
             "the link, `net.core.wmem_max`",
         ),
-        DropReason::CarrierFull => {
-            meaning("met a carrier over TCP that is 5 ms behind, or has ended", "the link over TCP")
-        }
+        DropReason::CarrierFull => CARRIER_FULL,
         DropReason::SendRefused => meaning("went where nobody listens", "the upstream"),
         DropReason::SendTooLarge => {
             meaning("is too large for the interface or the path", "the MTU towards the upstream")
@@ -183,6 +192,10 @@ pub fn of_step(step: Step) -> Meaning {
             "the first of two datagrams of such a client, or of any other QUIC client that fills two",
             "a browser, or an unauthenticated sender",
         ),
+        Step::NameRetry => meaning(
+            "clients of the web server that had to prove their address, because more than 32 of their handshakes were open at a worker",
+            "a browser; or somebody floods",
+        ),
         Step::NameBudget => meaning(
             "more first packets without a knock than 5 % of a core open: their names were not read, and clients of the web server go on over TCP",
             "an unauthenticated sender",
@@ -259,6 +272,7 @@ pub fn of_label(label: &str) -> Option<Word> {
     let drop = drop.map(|reason| in_a_line(of_drop(reason)));
     let step = Step::ALL.into_iter().find(|step| step.label() == label).filter(|step| match step {
         Step::Passed | Step::Admitted | Step::Retry | Step::Part | Step::Named | Step::NamePart => false,
+        Step::NameRetry => false,
         Step::Class
         | Step::Token
         | Step::Used

@@ -8,7 +8,10 @@ use std::{
 };
 
 use base::sampler::Sampler;
-use dataplane::relay::{Account, PacketCount, PieceCount};
+use dataplane::{
+    lines::CopyCounts,
+    relay::{Account, PacketCount, PieceCount},
+};
 use quic_core::LaneStats;
 use serde::{Deserialize, Serialize};
 
@@ -39,6 +42,8 @@ pub struct PeerStatus {
     pub address: Option<SocketAddr>,
     /// What carries packets between us; `None` without a connection.
     pub way: Option<WayStatus>,
+    /// For how long the oldest 4-tuple of its connections and lanes has been in use, in seconds; `None` without a connection.
+    pub ports_age_seconds: Option<f64>,
     /// Why no stream over TCP could be opened to it last; `None` if none failed since one was open.
     pub carrier_error: Option<CarrierError>,
     /// The time since the session began, or since the last one ended, in seconds; `None` before the first one.
@@ -86,6 +91,8 @@ pub struct PeerStatus {
     pub quota: Option<QuotaStatus>,
     /// What is repaired of what the path loses; `None` where nothing is to be.
     pub repair: Option<RepairStatus>,
+    /// What travels on two lines; `None` where nothing is to, and nothing has.
+    pub copies: Option<CopyCounts>,
     pub lane_packets: LanePackets,
     /// The account of datagrams to the peer.
     pub uplink: Accounting,
@@ -290,6 +297,8 @@ impl PeerStatus {
         self.state = self.state.max(other.state);
         self.address = self.address.or(other.address);
         self.since_seconds = self.since_seconds.or(other.since_seconds);
+        let ages = [self.ports_age_seconds, other.ports_age_seconds].into_iter().flatten();
+        self.ports_age_seconds = ages.max_by(f64::total_cmp);
         self.rtt_seconds = self.rtt_seconds.or(other.rtt_seconds);
         self.rtt_min_seconds = self.rtt_min_seconds.or(other.rtt_min_seconds);
         add!(self, other; lanes_up, flows, tcp_streams);
@@ -304,6 +313,7 @@ impl PeerStatus {
         add_some(&mut self.rate, other.rate.as_ref(), RateStatus::add);
         add_some(&mut self.quota, other.quota.as_ref(), QuotaStatus::add);
         add_some(&mut self.repair, other.repair.as_ref(), RepairStatus::add);
+        add_some(&mut self.copies, other.copies.as_ref(), CopyCounts::add);
         self.uplink.add(&other.uplink);
         self.downlink.add(&other.downlink);
         let errors = [&self.last_error, &other.last_error].into_iter().flatten();

@@ -1,5 +1,6 @@
 //! The limit on what is sent to a peer.
 
+use base::delays::WaitQuantiles;
 use serde::{Deserialize, Serialize};
 
 use crate::status::Word;
@@ -68,6 +69,35 @@ impl RateStatus {
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         (self.from != RateFrom::NoQueue.label()).then_some(self.bits_per_second)
+    }
+
+    /// Adds how long datagrams waited in a queue, and how many packets were marked there.
+    pub(crate) fn add_wait(&mut self, delays: Option<WaitQuantiles>, marked: u64) {
+        let (median, p99) =
+            delays.map(|delays| (delays.median.as_secs_f64(), delays.p99.as_secs_f64())).unzip();
+        self.delay_p50_seconds = longest(self.delay_p50_seconds, median);
+        self.delay_p99_seconds = longest(self.delay_p99_seconds, p99);
+        self.marked += marked;
+    }
+
+    /// With the rate of another line: the words are those of the faster one, the measurements the sums or the worst.
+    #[must_use]
+    pub(crate) fn with_line(self, other: Self) -> Self {
+        let (mut faster, slower) =
+            if other.bits_per_second > self.bits_per_second { (other, self) } else { (self, other) };
+        faster.bits_per_second = faster.bits_per_second.saturating_add(slower.bits_per_second);
+        faster.delay_p50_seconds = longest(faster.delay_p50_seconds, slower.delay_p50_seconds);
+        faster.delay_p99_seconds = longest(faster.delay_p99_seconds, slower.delay_p99_seconds);
+        faster.marked += slower.marked;
+        if let (Some(auto), Some(of_slower)) = (&mut faster.auto, slower.auto) {
+            auto.capacity_bits_per_second += of_slower.capacity_bits_per_second;
+            auto.delivered_bits_per_second += of_slower.delivered_bits_per_second;
+            auto.queue_delay_seconds = auto.queue_delay_seconds.max(of_slower.queue_delay_seconds);
+            auto.path_loss_share = auto.path_loss_share.max(of_slower.path_loss_share);
+            auto.congested |= of_slower.congested;
+            auto.reports += of_slower.reports;
+        }
+        faster
     }
 
     /// Adds the queue of another worker. Waits are those of the worker where they are longest.

@@ -168,7 +168,7 @@ impl Drop for Tunnel {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the tunnel's thread panicked");
+            tracing::error!("the tunnel's thread panicked (remedy: restart the daemon, and report it)");
         }
     }
 }

@@ -138,7 +138,7 @@ fn with_a_mark_only_what_would_take_the_underlay_is_apart() {
     let underlay = Underlay::new(&transport);
     let plan = |endpoints: &[&str], allowed: &[&str], underlay: &Underlay| {
         let mut peers = peers(allowed);
-        let endpoint = |host: &&str| Endpoint { host: (*host).to_owned(), port: 1 };
+        let endpoint = |host: &&str| Endpoint::new((*host).to_owned(), 1);
         let endpoints = endpoints.iter().map(endpoint).collect();
         // The last one's, which its own prefixes do not hold.
         let last = peers.pop().unwrap();

@@ -10,14 +10,28 @@ pub struct Endpoint {
     /// A DNS name, an IPv4 address, or an IPv6 address without brackets, with `%` and the interface where that matters; the whole URL
     /// of one [over TCP](Endpoint::over_tcp).
     pub host: String,
-    /// The port of the agent, or of a web server, never 0.
+    /// The port of the agent, or of a web server, never 0; the first one of a range.
     pub port: u16,
+    /// The last port of a range, at each of which the same agent is reached; otherwise the same as `port`.
+    pub last_port: u16,
 }
 
 /// What begins the URL of an endpoint over TCP.
 const WEB: &str = "https://";
 
 impl Endpoint {
+    /// An agent at one port.
+    #[must_use]
+    pub const fn new(host: String, port: u16) -> Self {
+        Self { host, port, last_port: port }
+    }
+
+    /// Whether it has more ports than one.
+    #[must_use]
+    pub const fn is_range(&self) -> bool {
+        self.port != self.last_port
+    }
+
     /// The web server at this host and port, through which the agent is reached. Equal ones have equal URLs.
     #[must_use]
     pub fn over_tcp(self) -> Self {
@@ -27,7 +41,7 @@ impl Endpoint {
             443 => format!("{WEB}{host}/"),
             _ => format!("{WEB}{host}:{port}/"),
         };
-        Self { host, port }
+        Self::new(host, port)
     }
 
     /// Whether it is the URL of a web server.
@@ -47,14 +61,22 @@ impl Endpoint {
     }
 }
 
+impl Endpoint {
+    fn fmt_range(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.is_range() { write!(f, "-{}", self.last_port) } else { Ok(()) }
+    }
+}
+
 impl fmt::Display for Endpoint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if self.is_over_tcp() {
             f.write_str(&self.host)
         } else if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
+            write!(f, "[{}]:{}", self.host, self.port)?;
+            self.fmt_range(f)
         } else {
-            write!(f, "{}:{}", self.host, self.port)
+            write!(f, "{}:{}", self.host, self.port)?;
+            self.fmt_range(f)
         }
     }
 }
@@ -68,6 +90,9 @@ pub enum EndpointError {
     /// Not a number from 1 to 65535.
     #[error("the port {0:?} is not a number from 1 to 65535")]
     Port(String),
+    /// The last port of a range is not above the first one.
+    #[error("the ports {0:?} are no range: write the lower one first, as in 20000-20100")]
+    Ports(String),
     /// No host stands before the port.
     #[error("the host is missing: write host:port")]
     NoHost,
@@ -119,12 +144,20 @@ impl FromStr for Endpoint {
             check_host(host)?;
             (host, port)
         };
-        let digits = !port.is_empty() && port.bytes().all(|b| b.is_ascii_digit());
-        match port.parse::<u16>() {
-            Ok(number) if digits && number != 0 => Ok(Self { host: host.to_owned(), port: number }),
-            Ok(_) | Err(_) => Err(EndpointError::Port(port.to_owned())),
+        let (first, last) = port.split_once('-').map_or((port, None), |(first, last)| (first, Some(last)));
+        let first = port_number(first)?;
+        let last_port = last.map_or(Ok(first), port_number)?;
+        if last.is_some() && last_port <= first {
+            return Err(EndpointError::Ports(port.to_owned()));
         }
+        Ok(Self { host: host.to_owned(), port: first, last_port })
     }
+}
+
+fn port_number(text: &str) -> Result<u16, EndpointError> {
+    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
+    let number = text.parse().ok().filter(|number| digits && *number != 0);
+    number.ok_or_else(|| EndpointError::Port(text.to_owned()))
 }
 
 fn check_host(host: &str) -> Result<(), EndpointError> {

@@ -62,10 +62,21 @@ impl SecretError {
             Self::Read { path, cause } => files::remedy(cause).map_or_else(|| read(path), str::to_owned),
             Self::Exposed { path, .. } => format!("chmod o= {}", path.display()),
             Self::Exists { .. } => "choose another path, or move the file away".to_owned(),
-            Self::Write { .. } => "check the folder and its permissions".to_owned(),
+            Self::Write { cause, .. } => to_write(cause).to_owned(),
             Self::Random => "allow the system call getrandom(2)".to_owned(),
         }
     }
+}
+
+fn to_write(cause: &io::Error) -> &'static str {
+    const REMEDIES: [(io::ErrorKind, &str); 4] = [
+        (io::ErrorKind::StorageFull, "make room on its file system"),
+        (io::ErrorKind::QuotaExceeded, "make room on its file system"),
+        (io::ErrorKind::ReadOnlyFilesystem, "have its file system writable, or choose another path"),
+        (io::ErrorKind::NotFound, "make its folder, or choose another path"),
+    ];
+    let found = REMEDIES.iter().find(|(kind, _)| *kind == cause.kind());
+    found.map_or("do it as root, or choose a path in a folder of yours", |(_, remedy)| remedy)
 }
 
 /// 32 bytes from the system's random generator.

@@ -168,12 +168,18 @@ fn mistyped_public_keys_say_what_is_wrong() {
 
 #[test]
 fn endpoints_are_read_as_they_are_written() {
-    for text in
-        ["gw.example.net:4433", "192.0.2.1:1", "[2001:db8::1]:65535", "localhost:53", "a_b.example.:7"]
-    {
+    for text in [
+        "gw.example.net:4433",
+        "192.0.2.1:1",
+        "[2001:db8::1]:65535",
+        "localhost:53",
+        "a_b.example.:7",
+        "gw.example.net:20000-20100",
+        "[2001:db8::1]:1-65535",
+    ] {
         assert_eq!(text.parse::<Endpoint>().unwrap().to_string(), text);
     }
-    assert_eq!("[::1]:53".parse(), Ok(Endpoint { host: "::1".to_owned(), port: 53 }));
+    assert_eq!("[::1]:53".parse(), Ok(Endpoint::new("::1".to_owned(), 53)));
 }
 
 #[test]
@@ -184,6 +190,12 @@ fn bad_endpoints_name_the_part_that_is_wrong() {
     assert_eq!(refused(":53"), EndpointError::NoHost);
     for port in ["", "0", "65536", "+1", " 1", "http"] {
         assert_eq!(refused(&format!("gw:{port}")), EndpointError::Port(port.to_owned()));
+    }
+    for port in ["-1", "1-", "1-x", "1-2-3", "0-5", "5-65536"] {
+        assert!(matches!(refused(&format!("gw:{port}")), EndpointError::Port(_)), "{port}");
+    }
+    for ports in ["5-5", "6-5"] {
+        assert_eq!(refused(&format!("gw:{ports}")), EndpointError::Ports(ports.to_owned()));
     }
     assert_eq!(refused("::1"), EndpointError::NoBrackets("::1".to_owned()));
     let address = "2001:db8:0:1:2:3:4:5".to_owned();

@@ -133,7 +133,7 @@ pub fn forget(directory: &Path) {
     let Ok(_lock) = lock(directory) else { return };
     for (_, path) in files(directory).unwrap_or_default() {
         if let Err(error) = fs::remove_file(&path) {
-            tracing::warn!(path = %path.display(), %error, "cannot remove a file of used knocks that is not complete any more");
+            tracing::warn!(path = %path.display(), %error, "cannot remove a file that lacks proofs which clients have used (remedy: remove it by hand)");
         }
     }
 }

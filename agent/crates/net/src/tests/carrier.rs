@@ -20,6 +20,8 @@ struct One {
     discarded: Arc<AtomicU64>,
     /// Where UDP leads beside the stream.
     beside: Cell<Option<SocketAddr>>,
+    /// Where it leads since then, and how often that was asked.
+    moved: Cell<(Option<SocketAddr>, u32)>,
     experience: Arc<Experience>,
     resolved: RefCell<Vec<(String, u16, Vec<SocketAddr>)>>,
 }
@@ -54,6 +56,13 @@ impl Carriers for One {
         let other = if address == over_udp { label(7) } else { over_udp };
         Some(Beside { other, experience: Arc::clone(&self.experience) })
     }
+
+    fn moved(&self, of: SocketAddr, from: SocketAddr) -> Option<SocketAddr> {
+        assert_eq!(of, label(7));
+        let (to, asked) = self.moved.get();
+        self.moved.set((to, asked + 1));
+        to.filter(|to| *to != from)
+    }
 }
 
 struct Worker {
@@ -71,6 +80,7 @@ impl Worker {
             exit: Exit::new(workers, &discarded),
             discarded,
             beside: Cell::default(),
+            moved: Cell::default(),
             experience: Arc::default(),
             resolved: RefCell::default(),
         });
@@ -145,8 +155,8 @@ async fn a_dialled_carrier_begins_with_its_first_packet_and_ends_with_its_socket
     let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
     assert!(worker.one.wanted.borrow().is_empty(), "it is dialled once");
     assert_eq!(wanted.label, label(7));
-    assert!(wanted.line.ready().await);
-    let sent: Vec<_> = std::iter::from_fn(|| wanted.line.take()).collect();
+    assert!(wanted.queue.ready().await);
+    let sent: Vec<_> = std::iter::from_fn(|| wanted.queue.take()).collect();
     assert_eq!(sent, [&b"one"[..], b"two", b"three"]);
 
     worker.marked();
@@ -159,9 +169,9 @@ async fn a_dialled_carrier_begins_with_its_first_packet_and_ends_with_its_socket
 
     assert_eq!(send(&mut *socket, label(7), &[b"close"]), SendOutcome::Sent);
     drop(socket);
-    assert!(wanted.line.ready().await, "the last packet is still to be sent");
-    assert_eq!(wanted.line.take().unwrap(), b"close");
-    assert!(!wanted.line.ready().await);
+    assert!(wanted.queue.ready().await, "the last packet is still to be sent");
+    assert_eq!(wanted.queue.take().unwrap(), b"close");
+    assert!(!wanted.queue.ready().await);
 }
 
 #[tokio::test]
@@ -185,8 +195,8 @@ async fn packets_of_clients_come_to_the_worker_whose_they_are_and_answers_go_bac
     assert_eq!(other, Some((first.source(), vec![0x40, 5])));
 
     assert_eq!(send(&mut *socket, second.source(), &[b"to the second"]), SendOutcome::Sent);
-    assert!(first.line().take().is_none());
-    assert_eq!(second.line().take().unwrap(), b"to the second");
+    assert!(first.queue().take().is_none());
+    assert_eq!(second.queue().take().unwrap(), b"to the second");
     assert_eq!(send(&mut *socket, second.source(), &[b"too", b"lat"]), SendOutcome::Sent);
     let gone = second.source();
     drop(second);
@@ -194,7 +204,7 @@ async fn packets_of_clients_come_to_the_worker_whose_they_are_and_answers_go_bac
     let failed = SendOutcome::Failed(SendFailure::CarrierFull);
     assert_eq!(send(&mut *socket, gone, &[b"one", b"two"]), failed, "and nothing goes there over UDP");
     assert_eq!((socket.stats().send_failures, worker.one.discarded.load(Ordering::Relaxed)), (2, 2));
-    assert!(first.line().take().is_none());
+    assert!(first.queue().take().is_none());
     assert_ne!(worker.one.exit.open(client, None).source(), gone);
     let v6: SocketAddr = "[2001:db8::7]:50000".parse().unwrap();
     let third = worker.one.exit.open(v6, None);
@@ -213,8 +223,8 @@ async fn what_a_stream_does_not_take_is_dropped_and_counted() {
     let blocked = SendOutcome::Failed(SendFailure::CarrierFull);
     assert_eq!(send(&mut *socket, label(7), &[&packet, &packet]), blocked);
     let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
-    assert_eq!((wanted.line.drops(), socket.stats().send_failures), (2, 2));
-    wanted.line.take().unwrap();
+    assert_eq!((wanted.queue.drops(), socket.stats().send_failures), (2, 2));
+    wanted.queue.take().unwrap();
     let partly = SendOutcome::Partly { failed: 1, why: SendFailure::CarrierFull };
     assert_eq!(send(&mut *socket, label(7), &[&packet, &packet]), partly);
 
@@ -240,8 +250,8 @@ async fn a_stream_is_woken_by_the_packet_that_ends_its_wait() {
     let mut socket = worker.socket(UdpRole::QuicDial, Some(label(7)), 2);
     send(&mut *socket, label(7), &[b"first"]);
     let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
-    wanted.line.take().unwrap();
-    let waits = async { wanted.line.ready().await };
+    wanted.queue.take().unwrap();
+    let waits = async { wanted.queue.ready().await };
     let sends = async {
         tokio::task::yield_now().await;
         send(&mut *socket, label(7), &[b"second"]);
@@ -249,7 +259,7 @@ async fn a_stream_is_woken_by_the_packet_that_ends_its_wait() {
     let both = async { tokio::join!(waits, sends) };
     let (is_open, ()) = tokio::time::timeout(Duration::from_secs(5), both).await.unwrap();
     assert!(is_open);
-    assert_eq!(wanted.line.take().unwrap(), b"second");
+    assert_eq!(wanted.queue.take().unwrap(), b"second");
 }
 
 fn probe(name: u8) -> Probe {
@@ -284,6 +294,11 @@ async fn awaited(socket: &mut dyn UdpSocket) -> Vec<(SocketAddr, Vec<u8>)> {
     panic!("nothing has come");
 }
 
+/// The seconds after which UDP is asked beside a stream: every five in the first minute, before it is half a minute.
+fn until_half_a_minute() -> impl Iterator<Item = u64> {
+    [1, 2, 4].into_iter().chain([5; 11]).chain([10, 20])
+}
+
 fn ways(socket: &dyn UdpSocket) -> (Over, Because) {
     let taken = socket.taken().unwrap();
     (taken.over, taken.because)
@@ -291,20 +306,20 @@ fn ways(socket: &dyn UdpSocket) -> (Over, Because) {
 
 #[test]
 fn an_open_stream_that_falls_behind_takes_no_more() {
-    let (line, now) = (Line::new(false, &Arc::default()), SystemClock.now());
+    let (queue, now) = (StreamQueue::new(false, &Arc::default()), SystemClock.now());
     let late = now + LONGEST_WAIT + Duration::from_millis(1);
     for _ in 0..16 {
-        assert!(line.put(&[7; 1_000], now));
+        assert!(queue.put(&[7; 1_000], now));
     }
-    assert!(line.put(&[7; 1_000], late), "it is being opened");
-    line.opens(Some(probe(1)));
-    assert!(!line.put(&[7; 1_000], late));
-    assert_eq!(line.drops(), 1);
-    assert!(line.put(&[7; 1_000], now + LONGEST_WAIT), "nothing has waited for longer");
+    assert!(queue.put(&[7; 1_000], late), "it is being opened");
+    queue.opens(Some(probe(1)));
+    assert!(!queue.put(&[7; 1_000], late));
+    assert_eq!(queue.drops(), 1);
+    assert!(queue.put(&[7; 1_000], now + LONGEST_WAIT), "nothing has waited for longer");
     for _ in 0..3 {
-        line.take().unwrap();
+        queue.take().unwrap();
     }
-    assert!(line.put(&[7; 1_000], late), "what is left may always wait");
+    assert!(queue.put(&[7; 1_000], late), "what is left may always wait");
 }
 
 #[tokio::test]
@@ -331,7 +346,7 @@ async fn a_listening_socket_has_clients_on_both_ways() {
     socket.send(&mut batch, &mut |message, outcome| outcomes.push((message.path.destination, outcome)));
     assert_eq!(outcomes, [at, client, at].map(|to| (to, SendOutcome::Sent)));
     assert_eq!([come(&far), come(&far)], [vec![1], vec![4]]);
-    assert_eq!([accepted.line().take(), accepted.line().take()], [Some(vec![2]), Some(vec![3])]);
+    assert_eq!([accepted.queue().take(), accepted.queue().take()], [Some(vec![2]), Some(vec![3])]);
 
     // A question is answered, and shown to nobody; what only looks like one is.
     let mut other = probe(5).question;
@@ -344,7 +359,7 @@ async fn a_listening_socket_has_clients_on_both_ways() {
     drop(accepted);
     far.send_to(&probe(5).question, here).unwrap();
     assert_eq!(awaited(&mut *socket).await.len(), 1, "its stream has ended");
-    // Only what comes now has a line to look for.
+    // Only what comes now has a queue to look for.
     assert_eq!(send(&mut *socket, at, &[b"over UDP"]), SendOutcome::Sent);
     assert_eq!(come(&far), b"over UDP");
 }
@@ -365,8 +380,8 @@ async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_th
     send(&mut *socket, at, &[b"two"]);
     assert_eq!(come(&far), b"two");
     let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
-    assert_eq!(wanted.line.take().unwrap(), b"two");
-    wanted.line.opens(Some(probe(5)));
+    assert_eq!(wanted.queue.take().unwrap(), b"two");
+    wanted.queue.opens(Some(probe(5)));
     assert!(wanted.port.put(label(7), b"answer"));
     assert_eq!(awaited(&mut *socket).await, [(at, b"answer".to_vec())], "the worker sees one address");
     send(&mut *socket, at, &[b"three"]);
@@ -376,17 +391,16 @@ async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_th
     worker.clock.advance(Duration::from_millis(500));
     assert!(wanted.port.put(label(7), b"answer"));
     awaited(&mut *socket).await;
-    assert_eq!(wanted.line.take().unwrap(), b"three");
+    assert_eq!(wanted.queue.take().unwrap(), b"three");
     send(&mut *socket, at, &[b"four"]);
-    assert_eq!(wanted.line.take().unwrap(), b"four");
+    assert_eq!(wanted.queue.take().unwrap(), b"four");
     let begins = worker.socket(UdpRole::QuicDial, Some(at), 4);
     assert_eq!(begins.offload(at), crate::UdpOffload::default(), "another socket begins with the stream");
 
     assert_eq!(ways(&*begins), (Over::Carrier, Because::HeardThere));
     assert_eq!(ways(&*socket), (Over::Carrier, Because::UdpSilent));
 
-    // It asks after 1, 2, 4 s and so on.
-    for seconds in [1, 2, 4, 8, 16, 30, 30] {
+    for seconds in until_half_a_minute().chain([30, 30]) {
         worker.clock.advance(Duration::from_secs(seconds) - Duration::from_millis(1));
         send(&mut *socket, at, &[b"early"]);
         worker.clock.advance(Duration::from_millis(1));
@@ -406,8 +420,8 @@ async fn a_dialled_socket_that_is_silent_tries_both_ways_and_keeps_to_the_one_th
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
     assert_eq!(ways(&*socket), (Over::Udp, Because::UdpAnswers));
-    while wanted.line.take().is_some() {}
-    assert!(!wanted.line.ready().await, "the stream has had its time");
+    while wanted.queue.take().is_some() {}
+    assert!(!wanted.queue.ready().await, "the stream has had its time");
     send(&mut *socket, at, &[b"five"]);
     assert_eq!(come(&far), b"five");
 }
@@ -420,8 +434,8 @@ async fn a_label_with_udp_beside_it_begins_with_the_stream_and_leads_to_both() {
     let mut socket = worker.socket(UdpRole::QuicDial, Some(label(7)), 2);
     send(&mut *socket, label(7), &[b"one"]);
     let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
-    assert_eq!(wanted.line.take().unwrap(), b"one");
-    wanted.line.opens(Some(probe(5)));
+    assert_eq!(wanted.queue.take().unwrap(), b"one");
+    wanted.queue.opens(Some(probe(5)));
     worker.clock.advance(Duration::from_secs(1));
     send(&mut *socket, label(7), &[b"two"]);
     assert_eq!(come(&far), *probe(5).question);
@@ -434,4 +448,45 @@ async fn a_label_with_udp_beside_it_begins_with_the_stream_and_leads_to_both() {
     assert_eq!(come(&far), b"three");
     far.send_to(b"answer", socket.local_addr()).unwrap();
     assert_eq!(awaited(&mut *socket).await, [(label(7), b"answer".to_vec())]);
+}
+
+#[tokio::test]
+async fn a_stream_that_lasts_asks_over_udp_where_the_far_end_is_now() {
+    for dialled_over_udp in [true, false] {
+        let mut worker = Worker::new(1);
+        let ((far, at), (moved, there)) = (far_end(), far_end());
+        worker.one.beside.set(Some(at));
+        let remote = if dialled_over_udp { at } else { label(7) };
+        worker.one.experience.note(Heard::Stream, worker.clock.now());
+        let mut socket = worker.socket(UdpRole::QuicDial, Some(remote), 2);
+        send(&mut *socket, remote, &[b"one"]);
+        let wanted = worker.one.wanted.borrow_mut().pop().unwrap();
+        wanted.queue.opens(Some(probe(5)));
+        worker.one.moved.set((Some(there), 0));
+        for seconds in until_half_a_minute() {
+            worker.clock.advance(Duration::from_secs(seconds));
+            send(&mut *socket, remote, &[b"asks"]);
+            assert_eq!(come(&far), *probe(5).question);
+        }
+        assert_eq!(worker.one.moved.get().1, 0, "names are not looked up so often");
+        for _ in 0..3 {
+            worker.clock.advance(Duration::from_secs(30));
+            send(&mut *socket, remote, &[b"asks"]);
+            assert_eq!(come(&moved), *probe(5).question);
+        }
+        assert_eq!(worker.one.moved.get().1, 3);
+        moved.send_to(&probe(5).answer, socket.local_addr()).unwrap();
+        while !socket.take_moved() {
+            assert!(received(&mut *socket).is_empty());
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+        send(&mut *socket, remote, &[b"two"]);
+        assert_eq!(come(&moved), b"two");
+        moved.send_to(b"answer", socket.local_addr()).unwrap();
+        assert_eq!(
+            awaited(&mut *socket).await,
+            [(remote, b"answer".to_vec())],
+            "the worker sees one address"
+        );
+    }
 }

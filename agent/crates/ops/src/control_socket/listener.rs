@@ -93,11 +93,11 @@ impl ControlSocket {
                 let serving = panics::isolate_future(Part::Control, async {
                     match tokio::net::UnixListener::from_std(listener) {
                         Ok(listener) => serve(listener, Arc::new(handler), stopped).await,
-                        Err(error) => tracing::error!(%error, "cannot serve the control socket"),
+                        Err(error) => tracing::error!(%error, "cannot serve the control socket (remedy: restart the daemon, once the cause is gone)"),
                     }
                 });
                 if runtime.block_on(serving).is_err() {
-                    tracing::error!("there is no control socket until the daemon is restarted");
+                    tracing::error!("there is no control socket any more (remedy: restart the daemon)");
                 }
                 // A request may wait for a disk that does not answer.
                 runtime.shutdown_background();
@@ -123,7 +123,9 @@ impl Drop for ControlSocket {
         if let Some(thread) = self.thread.take()
             && thread.join().is_err()
         {
-            tracing::error!("the control socket's thread panicked");
+            tracing::error!(
+                "the control socket's thread panicked (remedy: none is needed, the daemon ends; report it)"
+            );
         }
     }
 }
@@ -133,7 +135,7 @@ impl Drop for OwnFile {
         let ours = fs::symlink_metadata(&self.path)
             .is_ok_and(|metadata| (metadata.dev(), metadata.ino()) == self.identity);
         if ours && let Err(error) = fs::remove_file(&self.path) {
-            tracing::warn!(path = %self.path.display(), %error, "cannot remove the control socket");
+            tracing::warn!(path = %self.path.display(), %error, "cannot remove the control socket (remedy: none is needed, the next daemon replaces it)");
         }
     }
 }
@@ -202,7 +204,7 @@ async fn serve(
             }
             Err(error) => {
                 if !std::mem::replace(&mut failing, true) {
-                    tracing::warn!(%error, "the control socket cannot accept connections");
+                    tracing::warn!(%error, "the control socket cannot accept connections (remedy: look at culvert_process_open_fds and LimitNOFILE=)");
                 }
                 sleep(ACCEPT_PAUSE).await;
             }

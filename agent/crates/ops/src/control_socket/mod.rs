@@ -225,7 +225,7 @@ impl RequestHandler {
         self.peers.add(peer).map_err(failed)?;
         tracing::info!(peer = &*name, key = new.public_key, "a peer was added through the control socket");
         state_file::commit(edit).map_err(|error| {
-            tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file");
+            tracing::warn!(peer = &*name, %error, "the peer that was added is not in the state file (remedy: mend that and add it again)");
             failed(format!("the peer is let in, but not kept: a restart or a reload ends that: {error}"))
         })?;
         let was_closed = config.closed.iter().any(|closed| **closed == *name);
@@ -263,7 +263,7 @@ impl RequestHandler {
             (None, Err(error)) => Err(failed(error)),
             (Some(known), Err(error)) => {
                 self.peers.keep_out(&known.peer);
-                tracing::warn!(peer = name, %error, "the peer that was removed is still in the state file");
+                tracing::warn!(peer = name, %error, "the peer that was removed is still in the state file (remedy: mend that and remove it again)");
                 Err(failed(format!(
                     "the peer is shut out, but still in the state file: a restart lets it in again: {error}"
                 )))

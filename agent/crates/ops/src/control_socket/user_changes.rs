@@ -16,6 +16,9 @@ pub struct ListedUser {
     pub name: String,
     /// "config" or "state": which file it stands in.
     pub origin: String,
+    /// The keys of the file that say what it is let in with.
+    #[serde(default)]
+    pub credentials: Vec<String>,
     /// The names of our services that it may reach.
     pub services: Vec<String>,
     pub networks: Vec<String>,
@@ -38,6 +41,7 @@ impl ListedUser {
         Self {
             name: user.name.to_string(),
             origin: user.origin.label().to_owned(),
+            credentials: user.credentials().map(str::to_owned).collect(),
             services: user.services.iter().filter_map(service).collect(),
             networks: user.networks.iter().map(ToString::to_string).collect(),
             addresses: user.addresses.iter().map(ToString::to_string).collect(),

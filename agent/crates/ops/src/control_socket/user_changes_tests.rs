@@ -138,7 +138,7 @@ impl Case {
 fn anna() -> NewUser {
     NewUser {
         name: "anna".to_owned(),
-        password_key: key(),
+        password_key: Some(key()),
         services: vec!["web".to_owned()],
         ..NewUser::default()
     }
@@ -177,7 +177,7 @@ fn what_is_wrong_changes_nothing() {
     let case = Case::new();
     let service = NewUser { services: vec!["dns".to_owned()], ..anna() };
     assert!(case.refused(&Request::UserAdd(service)).contains("no [[service]] is named \"dns\""));
-    let password = NewUser { password_key: "hunter2".to_owned(), ..anna() };
+    let password = NewUser { password_key: Some("hunter2".to_owned()), ..anna() };
     assert!(case.refused(&Request::UserAdd(password)).contains("22 characters"));
     let carl = NewUser { name: "carl".to_owned(), ..anna() };
     assert!(case.refused(&Request::UserAdd(carl)).contains("stands in the configuration"));

@@ -26,6 +26,7 @@ use engine::{
 use gate::{identity::PublicKey, refusals::Refusals};
 
 use crate::{
+    admin_server::AdminServer,
     control_socket::{
         Peers, Refused, Reloaded,
         status::{Scope, Status},
@@ -57,6 +58,8 @@ pub struct Running {
     pub metrics: Arc<Metrics>,
     /// The web server on TCP.
     pub web_server: WebServer,
+    /// The server of `/metrics` and the status page.
+    pub admin: Arc<dyn AdminServer>,
     /// The captures that run, which operators look at.
     pub captures: Captures,
     /// The hub through which the workers are told.

@@ -207,7 +207,10 @@ impl Message {
 /// Sends messages to a collector.
 #[derive(Debug)]
 pub(super) struct Exporter {
+    collector: SocketAddr,
     socket: UdpSocket,
+    /// When the last socket in place of one that had failed was opened.
+    reopened: Option<Duration>,
     message: Message,
     record: Vec<u8>,
     /// The records in messages before this one, modulo 2^32.
@@ -215,17 +218,26 @@ pub(super) struct Exporter {
     counts: Arc<RecordCounts>,
 }
 
+/// The shortest time between two sockets that are opened because sending failed.
+const REOPEN_INTERVAL: Duration = Duration::from_secs(1);
+
+fn socket_to(collector: SocketAddr) -> io::Result<UdpSocket> {
+    let any: IpAddr = match collector {
+        SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
+        SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
+    };
+    let socket = UdpSocket::bind((any, 0))?;
+    socket.set_nonblocking(true)?;
+    socket.connect(collector)?;
+    Ok(socket)
+}
+
 impl Exporter {
     pub(super) fn new(collector: SocketAddr, counts: &Arc<RecordCounts>) -> io::Result<Self> {
-        let any: IpAddr = match collector {
-            SocketAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
-            SocketAddr::V6(_) => Ipv6Addr::UNSPECIFIED.into(),
-        };
-        let socket = UdpSocket::bind((any, 0))?;
-        socket.set_nonblocking(true)?;
-        socket.connect(collector)?;
         Ok(Self {
-            socket,
+            collector,
+            socket: socket_to(collector)?,
+            reopened: None,
             message: Message::default(),
             record: Vec::new(),
             sequence: 0,
@@ -263,6 +275,17 @@ impl Exporter {
         let sent = match self.socket.send(message) {
             // That was about the message before.
             Err(error) if error.kind() == ErrorKind::ConnectionRefused => self.socket.send(message),
+            // A connected socket keeps its source address, which the host may have lost.
+            Err(error)
+                if error.kind() != ErrorKind::WouldBlock
+                    && self.reopened.is_none_or(|last| now.abs_diff(last) >= REOPEN_INTERVAL) =>
+            {
+                self.reopened = Some(now);
+                socket_to(self.collector).and_then(|socket| {
+                    self.socket = socket;
+                    self.socket.send(message)
+                })
+            }
             sent => sent,
         };
         self.sequence = self.sequence.wrapping_add(self.message.records);
@@ -419,5 +442,26 @@ mod tests {
             assert_eq!(exporter.message.records, 0);
         }
         assert_eq!(exporter.sequence, 6);
+    }
+    #[test]
+    fn a_socket_that_cannot_send_any_more_is_replaced_once_a_second() {
+        let collector = UdpSocket::bind("127.0.0.1:0").expect("there is a port");
+        collector.set_nonblocking(true).expect("it is a socket");
+        let counts = Arc::default();
+        let mut exporter =
+            Exporter::new(collector.local_addr().expect("it is bound"), &counts).expect("it is made");
+        let mut send = |millis| {
+            // As after the loss of its source address, the kernel refuses whatever it is to send.
+            exporter.socket = UdpSocket::bind("127.0.0.1:0").expect("there is a port");
+            exporter.add(&ended(None, None, true), Duration::ZERO).expect("it is only added");
+            let sent = exporter.send(Duration::from_millis(millis)).is_ok();
+            (sent, collector.recv(&mut [0; 2_000]).is_ok())
+        };
+        let start = 1_780_000_000_000;
+        assert_eq!(send(start), (true, true));
+        assert_eq!(send(start + 999), (false, false));
+        assert_eq!(send(start + 1_000), (true, true));
+        assert_eq!(send(start - 3_600_000), (true, true), "a clock that goes back delays nothing");
+        assert_eq!(counts.unsent(), 2);
     }
 }

@@ -238,6 +238,12 @@ impl Law {
         }
     }
 
+    /// What the path takes, in bytes a second, once it was found full.
+    #[must_use]
+    pub fn capacity(&self) -> Option<u64> {
+        (!matches!(self.state, State::Measuring)).then_some(self.capacity as u64)
+    }
+
     /// The values that the rate was last made from.
     #[must_use]
     pub fn figures(&self) -> Figures {

@@ -79,6 +79,24 @@ fn loss_marks_jitter_and_clocks_change_little() {
 }
 
 #[test]
+fn a_far_end_that_restarts_is_measured_as_before() {
+    const DAY: f64 = 86_400.0;
+    for (name, ages) in [
+        ("after 90 days", [90.0 * DAY, 0.0]),
+        ("after 3 s", [3.0, 0.0]),
+        ("a younger one in its place", [90.0 * DAY, 7.0 * DAY]),
+        ("an older one in its place", [0.0, 90.0 * DAY]),
+    ] {
+        let far_ages = vec![(0.0, ages[0]), (12.0, ages[1])];
+        let link = Link { far_ages, warm_up: 13.0, seconds: 40.0, ..Link::new(50.0, 20.0, 500.0) };
+        let outcome = run(&link);
+        row(name, &link, &outcome);
+        assert!(outcome.goodput() >= 0.95 * link.rate_at(0.0), "{name}");
+        assert!(outcome.queue(0.99) <= 0.025, "{name}: {}", outcome.queue(0.99));
+    }
+}
+
+#[test]
 fn a_link_that_changes_is_followed_within_three_seconds() {
     let link = Link { seconds: 30.0, ..Link::new(50.0, 20.0, 500.0) }.then(10.0, 10.0).then(20.0, 30.0);
     let outcome = run(&link);

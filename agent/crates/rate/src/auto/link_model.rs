@@ -52,6 +52,8 @@ pub(super) struct Link {
     pub(super) skews: Vec<(f64, f64)>,
     /// The path is longer by the second value from the first on.
     pub(super) longer: Option<(f64, f64)>,
+    /// The far clock's age in seconds, from a time on: another process begins there, with lanes of its own.
+    pub(super) far_ages: Vec<(f64, f64)>,
     pub(super) lanes: u8,
     pub(super) cross: Cross,
     /// What the application offers from a time on; infinity: always more.
@@ -76,6 +78,7 @@ impl Link {
             report_loss: 0.0,
             skews: vec![(0.0, 0.0)],
             longer: None,
+            far_ages: vec![(0.0, 77_000.0)],
             lanes: 4,
             cross: Cross::None,
             offered: vec![(0.0, f64::INFINITY)],
@@ -548,9 +551,10 @@ impl World {
             }
             let sample = Sample {
                 lane: run.lane,
-                epoch: 0,
+                epoch: self.link.far_ages.iter().filter(|(from, _)| arrived >= *from).count() as u64,
                 sent_at: self.instant(sent),
-                arrived_micros: 77_000_000_000 + (far_at(self.far_clock, newest) * 1e6) as u64,
+                arrived_micros: ((at(&self.link.far_ages, arrived) + far_at(self.far_clock, newest)) * 1e6)
+                    as u64,
                 packets_sent: number,
                 packets: far.packets,
                 bytes: far.bytes,

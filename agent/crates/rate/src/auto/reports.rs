@@ -129,6 +129,8 @@ pub(super) struct Reports {
     clocks: [Option<(u64, f64)>; 2],
     /// When a lane was last reported on.
     lane_reported: f64,
+    /// The last report was about a connection.
+    was_connection: bool,
     lanes: Vec<Option<Lane>>,
     records: VecDeque<Record>,
     totals: Totals,
@@ -155,12 +157,17 @@ const FORGET: f64 = 20.0;
 /// One-way delays that differ by more mean that a clock was set.
 const CLOCK_SET: f64 = 10.0;
 
+/// A lane that was not known, and whose one-way delay is shorter by more seconds than that of the newest record, was reported on by a
+/// process that began later: its clock has another zero.
+const CLOCK_ANEW: f64 = 1.0;
+
 impl Reports {
     pub(super) fn new(start: Instant) -> Self {
         Self {
             start,
             clocks: [None; 2],
             lane_reported: f64::NEG_INFINITY,
+            was_connection: false,
             lanes: Vec::new(),
             records: VecDeque::with_capacity(LENGTH),
             totals: Totals::default(),
@@ -182,12 +189,11 @@ impl Reports {
         self.reported = now;
         let sent = sample.sent_at.saturating_duration_since(self.start).as_secs_f64();
         let is_connection = sample.lane >= CONNECTIONS;
+        let arrived = self.arrival(sample, sent, now);
+        self.was_connection = is_connection;
         if !is_connection {
             self.lane_reported = now;
         }
-        let clock = &mut self.clocks[usize::from(is_connection)];
-        let (first, offset) = *clock.get_or_insert((sample.arrived_micros, sent));
-        let arrived = offset + sample.arrived_micros.wrapping_sub(first).cast_signed() as f64 * 1e-6;
         let delay = arrived - sent;
         let totals = Totals {
             packets_sent: sample.packets_sent as f64,
@@ -200,18 +206,12 @@ impl Reports {
         if self.lanes.len() <= index {
             self.lanes.resize_with(index + 1, || None);
         }
-        let slot = &mut self.lanes[index];
-        let is_known = slot.as_ref().is_some_and(|lane| {
-            lane.epoch == sample.epoch
-                && sample.arrived_micros >= lane.arrived_micros
-                && totals.packets >= lane.totals.packets
-                && totals.packets_sent >= lane.totals.packets_sent
-        });
+        let is_known = self.is_known(sample);
         if !is_known {
             if sample.lane == self.skew_lane {
                 self.skew.restart();
             }
-            *slot = Some(Lane {
+            self.lanes[index] = Some(Lane {
                 epoch: sample.epoch,
                 arrived_micros: sample.arrived_micros,
                 totals,
@@ -254,6 +254,47 @@ impl Reports {
             / if self.records.is_empty() { 1.0 } else { 4.0 };
         self.rtt_excess = sample.smoothed_rtt.saturating_sub(sample.min_rtt).as_secs_f64();
         self.add(arrived, sent, counts.then_some(queue), more);
+    }
+
+    /// Whether a report continues those before it about its lane.
+    fn is_known(&self, sample: &Sample) -> bool {
+        self.lanes.get(usize::from(sample.lane)).and_then(Option::as_ref).is_some_and(|lane| {
+            lane.epoch == sample.epoch
+                && sample.arrived_micros >= lane.arrived_micros
+                && sample.packets as f64 >= lane.totals.packets
+                && sample.packets_sent as f64 >= lane.totals.packets_sent
+        })
+    }
+
+    /// When the packet of a report that left at `sent` arrived, in seconds of the clock that it was reported by.
+    ///
+    /// That clock has no common zero with that of the records before if it is another process's, and drifts away from it in
+    /// weeks if one is a connection's. It is set anew then: records are in the order of their arrival.
+    fn arrival(&mut self, sample: &Sample, sent: f64, now: f64) -> f64 {
+        let is_connection = sample.lane >= CONNECTIONS;
+        let by = |(first, offset): (u64, f64)| {
+            offset + sample.arrived_micros.wrapping_sub(first).cast_signed() as f64 * 1e-6
+        };
+        let arrived =
+            by(*self.clocks[usize::from(is_connection)].get_or_insert((sample.arrived_micros, sent)));
+        let Some(newest) = self.newest().copied() else { return arrived };
+        let change = (arrived - sent) - (newest.arrived - newest.sent);
+        if is_connection {
+            if self.was_connection || change.abs() <= CLOCK_ANEW {
+                return arrived;
+            }
+            let arrived = newest.arrived + (sent - newest.sent).max(0.0);
+            self.clocks[1] = Some((sample.arrived_micros, arrived));
+            self.lanes.truncate(CONNECTIONS.into());
+            return arrived;
+        }
+        let is_other = !self.is_known(sample) || now - self.lane_reported > FORGET;
+        if is_other && !(-CLOCK_ANEW..=CLOCK_SET).contains(&change) {
+            self.forget();
+            self.clocks[0] = Some((sample.arrived_micros, sent));
+            return sent;
+        }
+        arrived
     }
 
     fn add(&mut self, arrived: f64, sent: f64, queue: Option<f64>, more: Totals) {
@@ -350,10 +391,67 @@ impl Reports {
         self.skew.restart();
     }
 
-    /// Begins every lane anew, after a silence in which clocks drifted by an unknown amount.
+    /// Begins every lane and every clock anew, after a silence in which clocks drifted by an unknown amount, or with another far
+    /// end.
     fn forget(&mut self) {
+        self.clocks = [None; 2];
         self.lanes.clear();
         self.records.clear();
         self.skew.restart();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use base::clock::{Clock as _, ManualClock};
+
+    use super::*;
+
+    /// A report about `lane`, 25 ms after the one before, by a clock that gains `gain` on ours.
+    fn sample(lane: u8, start: Instant, tick: u32, gain: f64) -> Sample {
+        let sent = f64::from(tick) * 0.025;
+        Sample {
+            lane,
+            epoch: 0,
+            sent_at: start + Duration::from_secs_f64(sent),
+            arrived_micros: ((sent + 0.01) * (1.0 + gain) * 1e6) as u64,
+            packets_sent: u64::from(tick),
+            packets: u64::from(tick),
+            bytes: u64::from(tick) * 1_500,
+            marked: 0,
+            smoothed_rtt: Duration::from_millis(20),
+            min_rtt: Duration::from_millis(20),
+        }
+    }
+
+    /// Whether the newest records are apart at each end of ten minutes, after reports about a connection, then about a lane whose
+    /// clock gains `gain`, then about both, and about one of them.
+    fn are_apart(gain: f64, ends_with_lane: bool) -> bool {
+        const TICKS: u32 = 24_000;
+        let start = ManualClock::default().now();
+        let mut reports = Reports::new(start);
+        for tick in 1..TICKS {
+            let is_connection = match TICKS - tick {
+                0..20 => !ends_with_lane,
+                20..60 => tick % 2 == 0,
+                _ => tick < 4,
+            };
+            let sample = if is_connection {
+                sample(CONNECTIONS, start, tick, 0.0)
+            } else {
+                sample(0, start, tick, gain)
+            };
+            reports.push(&sample, true, true, f64::from(tick) * 0.025 + 0.02);
+        }
+        reports.least_queue(f64::from(TICKS) * 0.025 - 0.4, 8, 0.15).is_some()
+    }
+
+    #[test]
+    fn a_clock_that_has_drifted_away_from_ours_blinds_nothing() {
+        for gain in [-0.05, -0.005, 0.0, 0.005, 0.05] {
+            for ends_with_lane in [true, false] {
+                assert!(are_apart(gain, ends_with_lane), "{gain}, the lane at last: {ends_with_lane}");
+            }
+        }
     }
 }

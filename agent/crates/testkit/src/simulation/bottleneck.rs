@@ -338,6 +338,11 @@ impl<T: Clone> Bottleneck<T> {
         Some(packet)
     }
 
+    /// The bytes that wait now.
+    pub fn queued_bytes(&self) -> usize {
+        self.queued_bytes
+    }
+
     /// Packets inside: waiting, in transmission, propagating.
     #[must_use]
     pub fn held(&self) -> usize {

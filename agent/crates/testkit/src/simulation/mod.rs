@@ -219,6 +219,11 @@ impl World {
         (bottleneck.counts, bottleneck.held())
     }
 
+    /// The bytes that wait at a bottleneck now.
+    pub fn queued_bytes(&self, BottleneckId(id): BottleneckId) -> usize {
+        self.network.borrow().bottlenecks[id].queued_bytes()
+    }
+
     /// Has a NAT in front of `inside` forget its mappings: the ports that `inside` dials from appear as new ones of the address
     /// `outside`, and datagrams to the old ones are lost. Ports that it listens at stay.
     pub fn rebind(&self, inside: IpAddr, outside: IpAddr) {

@@ -128,7 +128,7 @@ impl GateFlood {
 
     pub(super) fn open(&self, flow: u64, service: ServiceNumber) -> Vec<u8> {
         let number = self.malicious.flow(flow);
-        Context::Open { number, service, payload_at: 0 }.encode().as_slice().to_vec()
+        Context::Open { number, service, client: None, payload_at: 0 }.encode().as_slice().to_vec()
     }
 
     /// The value of one of the exit's metrics.

@@ -274,7 +274,9 @@ fn contexts_that_are_unknown_or_do_not_parse_are_dropped_and_counted() {
     let mut flood = GateFlood::with_lane(170, "");
     let ours = flood.malicious.flow(0);
     let theirs = FlowNumber(ours.0 ^ 1);
-    let open = |number| Context::Open { number, service: ECHO, payload_at: 0 }.encode().as_slice().to_vec();
+    let open = |number| {
+        Context::Open { number, service: ECHO, client: None, payload_at: 0 }.encode().as_slice().to_vec()
+    };
     // IP packets, for which there is no device; reserved and unknown; nothing, cut short, bytes that have no place, a flow number of the other end.
     let packets: [&[u8]; 2] = [&[0, 0x45], &[1, 0x45]];
     let unknown: [&[u8]; 3] = [&[9, 1, 2, 3], &[63], &[0xff; 8]];

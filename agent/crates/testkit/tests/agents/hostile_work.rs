@@ -81,7 +81,11 @@ impl GateFlood {
     }
 
     pub(super) fn openings(&self, flows: std::ops::Range<u64>) -> Vec<Vec<u8>> {
-        flows.map(|flow| self.message(flow, |number| Context::OpenEmpty { number, service: ECHO })).collect()
+        flows
+            .map(|flow| {
+                self.message(flow, |number| Context::OpenEmpty { number, service: ECHO, client: None })
+            })
+            .collect()
     }
 
     /// The malicious peer's packets come to the exit at once, and right behind them a datagram of the innocent's: after how many turns of the exit it is

@@ -310,10 +310,18 @@ fn assert_equal_shares(seed: u64, more: &str) {
     }
     let now = pair.world.clock.now();
     for peer in pair.world.agent(pair.exit).workers[0].peers_mut().iter_mut().skip(2) {
-        let class = PacketClass { turn: 0, partial: false, tos: 0, lane: None, ahead: false, repair: None };
+        let class = PacketClass {
+            turn: 0,
+            partial: false,
+            tos: 0,
+            lane: None,
+            ahead: false,
+            repair: None,
+            copied: false,
+        };
         let relay = &mut peer.data.relay;
         relay.uplink.receive(1, 100);
-        relay.enqueue(QueueClass::Packets(class), &[0; 100], 100, now, now);
+        relay.enqueue(None, QueueClass::Packets(class), &[0; 100], 100, now, now);
     }
     // A send buffer that fits nobody's time is all that is in the way.
     let mut carried = [0; 2];

@@ -465,7 +465,8 @@ fn the_ceiling_on_peers_of_open_mode_holds_and_no_stranger_gets_more_than_is_gra
             malicious.poll(world.clock.now());
         }
         let number = malicious.flow(0);
-        let opening = Context::Open { number, service: ServiceNumber(1), payload_at: 0 }.encode();
+        let opening =
+            Context::Open { number, service: ServiceNumber(1), client: None, payload_at: 0 }.encode();
         malicious.send(opening.as_slice(), world.clock.now());
         for _ in 0..50 {
             world.run(Duration::from_millis(1));

@@ -70,7 +70,7 @@ fn openings_without_end_on_lanes_leave_the_datagrams_of_another_without_loss() {
             for _ in 0..120 {
                 let number = flood.malicious.flow(flow);
                 flow += 1;
-                let opening = Context::OpenEmpty { number, service: ECHO }.encode();
+                let opening = Context::OpenEmpty { number, service: ECHO, client: None }.encode();
                 frames.extend([0x31, opening.as_slice().len() as u8]);
                 frames.extend(opening.as_slice());
             }
@@ -91,7 +91,9 @@ fn openings_and_ends_without_end_in_standard_mode_harm_nobody_else() {
         for _ in 0..100 {
             let number = flood.malicious.flow(flow);
             flow += 1;
-            for context in [Context::OpenEmpty { number, service: ECHO }, Context::Closed(number)] {
+            for context in
+                [Context::OpenEmpty { number, service: ECHO, client: None }, Context::Closed(number)]
+            {
                 let content = context.encode().as_slice().to_vec();
                 flood.malicious.send_plain(&content);
             }

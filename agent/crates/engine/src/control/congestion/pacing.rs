@@ -7,7 +7,7 @@ use std::{
 
 use config::CongestionControl;
 use quinn_proto::{Connection, Transmit};
-use rate::{Acknowledged, LEAST_GAP, Pacer, RateAccount, Release, Share};
+use rate::{Acknowledged, LEAST_GAP, Pacer, RateAccount, RateAccounts, Release, Share};
 
 use crate::control::congestion::Congestion;
 
@@ -20,6 +20,8 @@ pub struct Pace {
     pacer: Pacer,
     /// The connection's share of the rate to its peer.
     share: Option<Share>,
+    /// The line that it is on, if its peer has several and the line is known.
+    line: Option<u8>,
     /// Whether the share is a limit by itself. In standard mode it is not: datagrams have had their turn when they come here.
     has_turn: bool,
     /// The time at which the next burst may leave, if one waits.
@@ -83,6 +85,7 @@ impl Pace {
             congestion,
             pacer: Pacer::new(now),
             share: None,
+            line: None,
             has_turn: true,
             release_at: None,
             owed: Owed::default(),
@@ -106,13 +109,27 @@ impl Pace {
     /// Sets the algorithm and the account that the connection's packets are charged to.
     pub fn set(&mut self, control: CongestionControl, account: Arc<RateAccount>, now: Instant) {
         self.congestion.set(control, account.rate());
-        self.share = Some(Share::new(account, now));
+        (self.share, self.line) = (Some(Share::new(account, now)), None);
+    }
+
+    /// Has the packets charged to the account of this line, too, or to that of the peer alone.
+    pub fn set_line(&mut self, line: Option<u8>, rates: &RateAccounts, now: Instant) {
+        if self.line == line || self.share.is_none() {
+            return;
+        }
+        let whole = Arc::clone(rates.whole());
+        self.share = Some(match line {
+            Some(line) => Share::of_line(Arc::clone(rates.line(line)), whole, now),
+            None => Share::new(whole, now),
+        });
+        self.line = line;
+        self.apply_account();
     }
 
     /// Follows a change of the account's rate.
     pub fn apply_account(&mut self) {
         if let Some(share) = &self.share {
-            self.congestion.set(self.congestion.control(), share.account.rate());
+            self.congestion.set(self.congestion.control(), share.rate());
         }
     }
 
@@ -213,7 +230,7 @@ impl Pace {
                 share.set_waiting(1);
                 share.spend(bytes);
             }
-            share.account.charge(bytes, packets, now);
+            share.charge(bytes, packets, now);
         }
         if self.owed.datagrams > 0 {
             self.owed = Owed { acknowledged: data_frames(quinn), ..Owed::default() };
@@ -223,7 +240,7 @@ impl Pace {
     /// The bytes in flight, and the limit on all that is sent to the peer.
     #[must_use]
     pub fn congested(&self) -> Congested {
-        let rate = self.share.as_ref().and_then(|share| share.account.rate());
+        let rate = self.share.as_ref().and_then(Share::rate);
         Congested { in_flight: self.congestion.in_flight(), rate }
     }
 
@@ -235,7 +252,7 @@ impl Pace {
             if self.has_turn {
                 share.spend(bytes);
             }
-            share.account.charge(bytes, 1, now);
+            share.charge(bytes, 1, now);
         }
     }
 

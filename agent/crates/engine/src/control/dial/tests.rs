@@ -4,7 +4,7 @@ use rand::{SeedableRng, rngs::StdRng};
 use super::*;
 
 fn endpoint(host: &str) -> Endpoint {
-    Endpoint { host: host.to_owned(), port: 1 }
+    Endpoint::new(host.to_owned(), 1)
 }
 
 fn v4(last: u8) -> SocketAddr {

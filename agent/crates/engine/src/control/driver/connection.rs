@@ -44,7 +44,9 @@ impl ControlConnection {
         Self {
             path_watch: PathWatch::new(quinn.remote_address()),
             quinn,
+            elsewhere: None,
             underlay,
+            ports_since: begun.at,
             identity: begun.identity,
             preshared: Preshared::default(),
             lifetime: Lifetime::new(begun.establish_by),
@@ -202,7 +204,15 @@ impl ControlConnection {
     /// What has changed about its path since the last call.
     pub(super) fn path_events(&mut self) -> [Option<Event>; 2] {
         let is_known = self.identity.peer().is_some();
-        [self.path_watch.take_mtu(&self.quinn, is_known), self.path_watch.take_move(&self.quinn)]
+        let events =
+            [self.path_watch.take_mtu(&self.quinn, is_known), self.path_watch.take_move(&self.quinn)];
+        if let (Some(Event::Moved { to, .. }), Some((source, underlay))) = (&events[1], self.elsewhere.take())
+            && *to == source
+        {
+            // Each answer leaves from the port that the far end has sent to.
+            self.underlay = underlay;
+        }
+        events
     }
 
     /// Adapts the windows to what the connection has shown; returns what forwards are to do about others whose readers

@@ -23,16 +23,17 @@ const MOST_PACKET_BYTES: usize = 1_500;
 impl Control {
     /// A handshake of a client that named us; returns whether it began.
     pub(super) fn welcome(&mut self, incoming: Incoming, underlay: UnderlayId, now: Instant) -> bool {
+        let crypto = self.guests.crypto();
         let refused = if self.acceptor.is_closed() {
             Some(Refused::Draining)
         } else if !self.guests.may_begin(now) {
             Some(Refused::Hurry)
-        } else if self.guests.crypto.is_none() {
+        } else if crypto.is_none() {
             Some(Refused::Full)
         } else {
             self.guests.make_room(incoming.remote_address().ip(), now).err()
         };
-        let config = self.guests.crypto.clone().zip(self.acceptor.server());
+        let config = crypto.zip(self.acceptor.server());
         let (None, Some((crypto, server))) = (refused, config) else {
             self.guests.stats.refused[refused.unwrap_or(Refused::Full)] += 1;
             self.endpoint.ignore(incoming);
@@ -46,6 +47,7 @@ impl Control {
         match self.endpoint.accept(incoming, now, &mut self.scratch, Some(Arc::new(own))) {
             Ok((handle, quinn)) => {
                 self.guests.stats.accepted += 1;
+                self.guests.beginning += 1;
                 self.guests
                     .all
                     .insert(handle, Box::new(Guest::new(quinn, handle, underlay, serves_users, now)));
@@ -74,6 +76,7 @@ impl Control {
                 self.guests.touch(handle);
             }
         }
+        let any = !self.guests.dirty.is_empty();
         while let Some(handle) = self.guests.dirty.pop() {
             self.exchange_guest_events(handle);
             if let Some((guest, mut around)) = self.guests.split(handle, now) {
@@ -102,6 +105,10 @@ impl Control {
             }
         }
         self.guests.stats.open = self.guests.all.len();
+        if any {
+            let all = self.guests.all.values();
+            self.guests.beginning = all.filter(|guest| !guest.has_begun && !guest.is_over).count();
+        }
     }
 
     fn exchange_guest_events(&mut self, handle: ConnectionHandle) {

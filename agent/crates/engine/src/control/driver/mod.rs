@@ -43,7 +43,7 @@ use quinn_proto::{
     ClientConfig, Connection, ConnectionHandle, DatagramEvent, EcnCodepoint, Endpoint, EndpointConfig,
     EndpointEvent, TransportConfig,
 };
-use rate::RateAccount;
+use rate::{RateAccount, RateAccounts};
 use wire::messages::CloseReason;
 
 use crate::control::{
@@ -103,10 +103,14 @@ pub(super) struct Begun {
 pub struct ControlConnection {
     quinn: Connection,
     pub underlay: UnderlayId,
+    /// Since when it has used the ports that it uses now, as far as this end knows.
+    pub ports_since: Instant,
     pub identity: Identity,
     pub preshared: Preshared,
     lifetime: Lifetime,
     path_watch: PathWatch,
+    /// The source and the socket of the newest packet from another address than the far end's.
+    elsewhere: Option<(SocketAddr, UnderlayId)>,
     control: ControlStream,
     forwards: Forwards,
     inbound: Inbound,
@@ -245,6 +249,19 @@ impl Control {
         }
     }
 
+    /// Charges a connection to the account of the line that it is on, if there are several.
+    pub fn set_line(
+        &mut self,
+        handle: ConnectionHandle,
+        line: Option<u8>,
+        rates: &RateAccounts,
+        now: Instant,
+    ) {
+        if let Some(connection) = self.connections.get_mut(&handle) {
+            connection.pace.set_line(line, rates, now);
+        }
+    }
+
     /// Notes that a connection carries datagrams, too: its session is in standard mode.
     pub fn carries_datagrams(&mut self, handle: ConnectionHandle) {
         if let Some(connection) = self.connections.get_mut(&handle) {
@@ -310,6 +327,9 @@ impl Control {
                         shares.charge(peer, connection.price.expect());
                     }
                     self.stats.quic_packets += 1;
+                    if remote != connection.quinn.remote_address() {
+                        connection.elsewhere = Some((remote, underlay));
+                    }
                     let arrived = now.checked_sub(meta.age).unwrap_or(now);
                     let received = Received { bytes: data, event, arrived };
                     let (memory, releases) = (&self.memory, &mut self.releases);

@@ -290,7 +290,7 @@ impl Answers {
         Arc::new(Self { any: AtomicBool::new(false), list: Mutex::default(), ready, token })
     }
 
-    fn put(&self, connection: ConnectionHandle, stream: StreamId) {
+    pub(super) fn put(&self, connection: ConnectionHandle, stream: StreamId) {
         lock(&self.list).push((connection, stream));
         self.any.store(true, Ordering::Release);
         self.ready.mark(self.token);

@@ -1,4 +1,5 @@
-//! One connection of a client that named us: HTTP/3 on quinn-proto, and requests that go to the site. Those of users are in `guest_user.rs`.
+//! One connection of a client that named us: HTTP/3 on quinn-proto. What becomes of a request is in `guest_request.rs`; if it is a user's, in
+//! `guest_user.rs`.
 
 use std::{
     collections::BTreeMap,
@@ -9,11 +10,11 @@ use std::{
 use base::counts::Counts;
 use bytes::Bytes;
 use dataplane::lanes::UnderlayId;
-use gate::identity::Endpoint;
+use gate::{client_key::ClientKey, identity::Endpoint};
 use h3::{
     connection::{Connection as Http, Event as HttpEvent},
     error::{Code, Error},
-    message::{Request, Response},
+    message::Response,
     stream::StreamId as HttpStream,
 };
 use quinn_proto::{
@@ -23,14 +24,19 @@ use quinn_proto::{
 
 use users::Users;
 
+#[path = "guest_request.rs"]
+mod request;
 #[path = "guest_user.rs"]
 mod user;
 
 pub use self::user::refused;
-use self::user::{InTunnel, limits};
+use self::{
+    request::Waiting,
+    user::{InTunnel, limits},
+};
 use super::{
     Outcome, Refused,
-    exchange::{Answers, Ask, Exchange, Failed, Part, Site},
+    exchange::{Answers, Exchange, Failed, Part, Site},
     packets::ForDevice,
     tunnel::{self, Frames, Tunnels},
 };
@@ -80,6 +86,8 @@ pub(in crate::control) struct Guest {
     pub(in crate::control) is_dirty: bool,
     /// The place of the user of whom a request was let in.
     pub(super) user: Option<users::Connection>,
+    /// The key of the client's certificate.
+    key: Option<ClientKey>,
     frames: Frames,
     /// Whether it has sessions of IP packets, which want to know what fits.
     carries_packets: bool,
@@ -89,6 +97,8 @@ pub(in crate::control) struct Guest {
 struct Stream {
     exchange: Option<Arc<Exchange>>,
     tunnel: Option<InTunnel>,
+    /// A request whose sender is not known yet.
+    waiting: Option<Waiting>,
     /// Bytes that QUIC did not take yet.
     pending: Bytes,
     /// Nothing follows `pending`.
@@ -106,6 +116,7 @@ impl Stream {
         Self {
             exchange: None,
             tunnel: None,
+            waiting: None,
             pending: Bytes::new(),
             ends: false,
             has_content: true,
@@ -118,6 +129,11 @@ impl Stream {
     /// Whether bytes pass in both directions until each has ended.
     fn is_tunnel(&self) -> bool {
         self.tunnel.as_ref().is_some_and(|tunnel| tunnel.is_open)
+    }
+
+    /// Whether there is room for more of the request.
+    fn takes_more(&self) -> bool {
+        self.waiting.is_none() && self.exchange.as_ref().is_none_or(|exchange| exchange.has_room())
     }
 
     /// Whether each direction ends by itself, as one of TCP does; a session of datagrams is over with either.
@@ -157,6 +173,7 @@ impl Guest {
             has_begun: false,
             is_dirty: false,
             user: None,
+            key: None,
             frames: Frames::default(),
             carries_packets: false,
         }
@@ -233,6 +250,7 @@ impl Guest {
 
     fn begin(&mut self) {
         self.has_begun = true;
+        self.key = ClientKey::of_identity(self.quinn.crypto_session().peer_identity());
         let mut start = Vec::new();
         self.http.start(&mut start);
         if let Some(stream) = self.quinn.streams().open(Dir::Uni) {
@@ -296,6 +314,9 @@ impl Guest {
 
     /// There is something new of the exchange on `stream`: an answer, or room for content.
     pub(in crate::control) fn look(&mut self, stream: StreamId, around: &mut Around<'_>) {
+        if !self.is_decided(stream, around) {
+            return;
+        }
         if let Some(exchange) = self.streams.get(&stream).and_then(|stream| stream.exchange.as_ref()) {
             exchange.look();
             let over = |stream: &Stream| stream.is_tunnel() && !stream.sends;
@@ -315,8 +336,7 @@ impl Guest {
     /// Reads a stream as far as there is room for what it carries.
     fn read(&mut self, id: StreamId, around: &mut Around<'_>) {
         loop {
-            let exchange = self.streams.get(&id).and_then(|stream| stream.exchange.as_ref());
-            if self.is_over || exchange.is_some_and(|exchange| !exchange.has_room()) {
+            if self.is_over || self.streams.get(&id).is_some_and(|stream| !stream.takes_more()) {
                 return;
             }
             let mut stream = self.quinn.recv_stream(id);
@@ -324,25 +344,15 @@ impl Guest {
             let chunk = chunks.next(CHUNK_BYTES);
             // Credit goes out with the next packets: the connection is polled after this.
             let _credit = chunks.finalize();
-            let (mut bytes, is_last) = match chunk {
+            let (bytes, is_last) = match chunk {
                 Ok(Some(chunk)) => (Bytes::copy_from_slice(&chunk.bytes), false),
                 Ok(None) => (Bytes::new(), true),
                 Err(ReadError::Blocked) => return,
                 Err(ReadError::Reset(_)) => return self.was_reset(id, around),
             };
             self.last_active = around.now;
-            loop {
-                match self.http.read(http(id), &mut bytes, is_last) {
-                    Ok(Some(event)) => self.http_event(id, event, around),
-                    Ok(None) => break,
-                    Err(error) => return self.end(id, error, around),
-                }
-            }
-            if is_last {
-                if let Some(stream) = self.streams.get_mut(&id) {
-                    stream.receives = false;
-                }
-                return self.forget_if_over(id);
+            if !self.take_in(id, bytes, is_last, around) {
+                return;
             }
         }
     }
@@ -384,40 +394,6 @@ impl Guest {
             }
             HttpEvent::Settings(settings) => self.frames.client_takes_them = settings.datagrams,
             HttpEvent::GoAway | HttpEvent::Trailers(_) => {}
-        }
-    }
-
-    fn request(&mut self, id: StreamId, mut head: Box<Request>, around: &mut Around<'_>) {
-        self.first_request_by = None;
-        // Of every request, so that its time does not tell which of them are looked at.
-        let grant = tunnel::sender(around.users, &head.fields, around.unix_seconds);
-        if let Some(grant) = grant {
-            if head.is_connect() {
-                return self.tunnel(id, &head, grant, around);
-            }
-            // The password is not the site's.
-            head.fields.remove("authorization");
-        }
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.has_content = head.method != "HEAD";
-            stream.takes_content = head.has_content();
-        }
-        if head.is_connect() || head.method == "TRACE" {
-            return self.refuse(id, 405, Outcome::Method, around);
-        }
-        let Some(site) = around.site else { return self.refuse(id, 404, Outcome::NoSite, around) };
-        let exchange = Exchange::new(Arc::clone(around.answers), self.handle, id);
-        let ask = Ask {
-            site: site.clone(),
-            client: self.quinn.remote_address(),
-            head,
-            exchange: Arc::clone(&exchange),
-        };
-        if around.asks.is_none_or(|asks| asks(ask).is_err()) {
-            return self.refuse(id, 503, Outcome::Busy, around);
-        }
-        if let Some(stream) = self.streams.get_mut(&id) {
-            stream.exchange = Some(exchange);
         }
     }
 

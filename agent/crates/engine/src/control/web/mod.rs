@@ -3,7 +3,7 @@
 //! | question | file |
 //! |---|---|
 //! | how many are there, and when do they end | this one; the driver accepts and polls them: `driver/guests.rs` |
-//! | what becomes of a request | `guest.rs`; of a user: `guest_user.rs` |
+//! | what becomes of a request | `guest_request.rs`, on a connection: `guest.rs`; of a user: `guest_user.rs` |
 //! | which of them gives way to a newer one | `room.rs` |
 //! | how does it reach the site, and the answer the client | `exchange.rs` |
 //! | who is a user, and what of a user's request | `tunnel.rs`; the crate `users` knows users and what they may reach |
@@ -26,7 +26,7 @@ use base::{
 };
 use config::Config;
 use dataplane::lanes::UnderlayId;
-use gate::identity::Endpoint;
+use gate::{identity::Endpoint, web::WebCertificate};
 use h3::error::Code;
 use quinn_proto::{ConnectionEvent, ConnectionHandle, MtuDiscoveryConfig, TransportConfig, VarInt, crypto};
 use users::Users;
@@ -57,6 +57,9 @@ const MOST_GUESTS: usize = 256;
 
 /// Handshakes that a worker begins in a second, at some 0.2 ms each with a certificate for RSA: 2 % of a core.
 const HANDSHAKES: Pace = Pace { per_second: 100, at_once: 100 };
+
+/// Handshakes that are not complete, at a worker, beyond which a client has to prove its address with a Retry.
+const UNPROVEN_HANDSHAKES: usize = 32;
 
 /// Packets of those connections that a worker opens in a second, at some 5 µs each (an estimate): 5 % of a core. Peers' have shares.
 const PACKETS: Pace = Pace { per_second: 10_000, at_once: 1_000 };
@@ -147,7 +150,7 @@ pub struct WebStats {
 #[derive(Default)]
 pub(crate) struct Guests {
     /// `None`: nobody is answered.
-    pub(in crate::control) crypto: Option<Arc<dyn crypto::ServerConfig>>,
+    certificate: Option<WebCertificate>,
     site: Option<Endpoint>,
     asks: Option<Site>,
     users: Arc<Users>,
@@ -157,6 +160,8 @@ pub(crate) struct Guests {
     clock: Option<Arc<dyn Clock + Send + Sync>>,
     pub(in crate::control) answers: Option<Arc<Answers>>,
     most: usize,
+    /// How many of the connections have not completed their handshakes.
+    pub(in crate::control) beginning: usize,
     /// Handshakes that may begin; `None` before the first.
     handshakes: Option<Allowance>,
     /// Packets that may be opened; `None` before the first.
@@ -191,9 +196,15 @@ impl Guests {
     /// Follows a new configuration; connections stay.
     pub(crate) fn follow(&mut self, config: &Config, workers: u8) {
         let certificate = config.certificate.as_ref().filter(|_| !config.http.names.is_empty());
-        self.crypto = certificate.map(|certificate| certificate.crypto());
+        self.certificate = certificate.cloned();
         self.site.clone_from(&config.http.site);
         self.most = MOST_GUESTS.div_ceil(usize::from(workers.max(1)));
+    }
+
+    /// The TLS of a handshake that begins now; `None`: nobody is answered.
+    pub(in crate::control) fn crypto(&self) -> Option<Arc<dyn crypto::ServerConfig>> {
+        let certificate = self.certificate.as_ref()?;
+        Some(certificate.crypto(self.tunnels.is_some() && self.users.asks_for_certificates()))
     }
 
     pub(in crate::control) fn touch(&mut self, handle: ConnectionHandle) {
@@ -272,6 +283,11 @@ impl Guests {
             now,
         };
         Some((all.get_mut(&handle)?, around))
+    }
+
+    /// Whether so many handshakes are not complete that clients have to prove their addresses.
+    pub(crate) fn many_begin(&self) -> bool {
+        self.beginning > UNPROVEN_HANDSHAKES
     }
 
     /// Whether one more handshake may begin: whoever names us can have them begun from any address.

@@ -1,8 +1,12 @@
 //! A request of a user: CONNECT, CONNECT-UDP (RFC 9298) or CONNECT-IP (RFC 9484), over HTTP/3. Who it is, and what is opened, is in the crate `users`.
 
-use std::{net::SocketAddr, sync::Arc};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+};
 
 use bytes::Bytes;
+use gate::client_key::ClientKey;
 use h3::{
     capsule::{self, Capsule},
     connection::{Connection as Http, Delivery},
@@ -13,7 +17,7 @@ use h3::{
 };
 use quinn_proto::{Connection, ConnectionHandle, SendDatagramError, StreamId, VarInt};
 use users::{
-    Grant, Session, Users,
+    Grant, Presents, Session,
     account::{Account, Dropped, Refusal},
     ip::{Device, scope::Scope},
     policy::Transport,
@@ -100,10 +104,10 @@ impl Asked {
     }
 }
 
-/// Who has sent `fields`.
-pub(super) fn sender(users: &Users, fields: &Fields, unix_seconds: u64) -> Option<Grant> {
+/// What the client at `source` presents with `fields`.
+pub(super) fn presents(fields: &Fields, key: Option<ClientKey>, source: IpAddr) -> Presents<'_> {
     let value = |name| fields.values(name).next();
-    users.verify([value("proxy-authorization"), value("authorization")], unix_seconds)
+    Presents { fields: [value("proxy-authorization"), value("authorization")], key, source }
 }
 
 impl Tunnel {

@@ -32,6 +32,9 @@ const AGAIN: Duration = Duration::from_secs(5);
 /// How long an answer may take. glibc gives up after 10 s by default (resolv.conf(5)), for each search domain.
 const ANSWER_WITHIN: Duration = Duration::from_secs(30);
 
+/// The shortest time between two lines about other addresses: a name that has one of many addresses in turns changes with each look-up.
+pub(crate) const MOVED_LOG_INTERVAL: Duration = Duration::from_secs(600);
+
 /// The look-ups of worker 0, and what a worker has seen of their answers.
 #[derive(Debug, Default)]
 pub(crate) struct Names {
@@ -135,10 +138,17 @@ impl Context {
                 return;
             }
         }
-        if let Some([from, to]) = self.sockets.factory.upstreams.found(&name, usable, problem) {
+        let upstreams = &self.sockets.factory.upstreams;
+        if let Some([from, to]) = upstreams.found(&name, usable, problem) {
             let [from, to] = [from, to].map(|address| address.map(tracing::field::display));
-            tracing::info!(upstream = %name, from, to, "a service's name has another address");
+            // The first address is told always.
+            let is_told = if from.is_some() { self.logs.name_moved.allow(now) } else { Some(0) };
+            throttled!(
+                info, is_told, { upstream = %name, from, to },
+                "a service's name has another address"
+            );
         }
+        upstreams.keep_failures_of(self.config.services.iter().map(|service| &service.upstream));
     }
 
     /// Notes that a name was not found; it keeps its last addresses.
@@ -238,7 +248,7 @@ mod tests {
         let config = config.unwrap();
         let sifted = |host: &str, ips: &[&str], port| {
             let answer: Vec<_> = ips.iter().map(|ip| SocketAddr::new(ip.parse().unwrap(), port)).collect();
-            let sifted = sift(&config, &Endpoint { host: host.to_owned(), port }, &answer);
+            let sifted = sift(&config, &Endpoint::new(host.to_owned(), port), &answer);
             (sifted.usable.udp.len(), sifted.usable.tcp.len(), sifted.refused.len())
         };
         assert_eq!(sifted("db.example.net", &["192.0.2.1", "2001:db8::1"], 53), (2, 2, 0));

@@ -13,13 +13,14 @@ use base::{
 use config::{self, Config, Rate};
 use dataplane::{
     peer::{Allowances, PeerData, PeerStanding},
-    relay::{DatagramRelay, Held, Numbering},
+    relay::{DatagramRelay, Held, Ingress, Numbering},
 };
 use ip::map::AddressMap;
 use rate::{AutoLimits, Limit, Share};
 
 use crate::{
     control::{connections::StreamConnections, dial::Dialler},
+    hops::Hops,
     hub::Hub,
     origin::PeerOrigin,
     peer::{Forwards, Peer, Reported, Throttles},
@@ -66,9 +67,9 @@ impl PeerMaker<'_> {
         let parity = peer.public_keys.first().map_or(0, |key| parity(self.own_key, &key.0));
         // Exactly one worker dials a peer.
         let endpoints = if dials(id, self.worker) { peer.dialled() } else { Vec::new() };
-        let account = self.hub.rate(id);
-        account.set_limit(limit_of(&peer, Held::Free), peer.rate_overhead, now);
-        account.received().set(told_rate(&peer, Held::Free));
+        let rates = self.hub.rates(id);
+        rates.set_limit(limit_of(&peer, Held::Free), peer.rate_overhead, now);
+        rates.whole().received().set(told_rate(&peer, Held::Free));
         Peer {
             origin,
             generation: 0,
@@ -91,6 +92,7 @@ impl PeerMaker<'_> {
             streams: StreamConnections::default(),
             reported: Reported::default(),
             demand: Demand::default(),
+            hops: Hops::default(),
             reach: Reach::default(),
             rates: Sampler::new(now),
             charged: 0,
@@ -102,10 +104,10 @@ impl PeerMaker<'_> {
     }
 
     pub(crate) fn relay(&self, id: PeerId, peer: &config::Peer, parity: u64, now: Instant) -> DatagramRelay {
-        let names: Vec<_> = self.config.udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let ingresses = Ingress::all(&self.config.udp);
         let numbering = Numbering { parity, worker: self.worker };
         let (registry, share) = (self.hub.flows(id), Share::new(self.hub.rate(id), now));
-        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, registry, share, &names);
+        let mut relay = DatagramRelay::new(peer, &self.config.limits, numbering, registry, share, &ingresses);
         relay.set_own_services(&self.config.services);
         relay
     }

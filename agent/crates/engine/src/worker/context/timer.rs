@@ -20,6 +20,10 @@ pub(crate) enum Timer {
     Lines(PeerId),
     /// Connections that stayed on a worse line may move.
     FollowLines(PeerId),
+    /// A port of a peer's session is to change.
+    Hop(PeerId),
+    /// Nothing that was sent to a socket's port is under way any more.
+    OldPort(UnderlayId),
     Flow(PeerId, FlowId),
     Queue(PeerId),
     Repair(PeerId),

@@ -351,7 +351,9 @@ impl Tunnel {
             .and(Features::STREAM_ABORT)
             .and(Features::STREAM_CREDIT)
             .and(Features::STREAM_CLIENT)
-            .and(Features::LINES);
+            .and(Features::FLOW_CLIENT)
+            .and(Features::LINES)
+            .and(Features::COPIES);
         let Some(device) = &self.device else { return always };
         // We complete checksums that the device does not complete.
         let packets = always.and(Features::PACKETS).and(Features::PARTIAL_CHECKSUM);

@@ -141,7 +141,7 @@ impl LaneHost {
     /// Handles a lane that is up from now on, or whose path has moved.
     pub(crate) fn lane_up(&mut self, cx: &mut Context, id: LaneId, now: Instant) {
         let Some(slot) = cx.sockets.lanes.get_mut(id) else { return };
-        let rate = cx.peers.get(slot.peer).and_then(|peer| peer.data.relay.share.account.rate());
+        let rate = cx.peers.get(slot.peer).and_then(|peer| peer.data.relay.share_of(slot.line).rate());
         let (lane, destination) = (name_of_lane(slot), slot.path().map(|path| path.destination));
         let bursts = rate.is_none_or(|rate| rate >= LEAST_BURST_RATE);
         slot.core

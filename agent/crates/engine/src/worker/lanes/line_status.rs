@@ -1,6 +1,11 @@
 //! What is published of the lines to a peer: which of them carry payloads, and why others do not.
 
-use dataplane::lines::{Cause, LineView, MOST_LINES, Standing};
+use std::time::Instant;
+
+use dataplane::{
+    lines::{Cause, CopyCounts, LineView, MOST_LINES, Standing},
+    relay::{DatagramRelay, LineQueue},
+};
 
 use crate::{
     peer::Peer,
@@ -10,7 +15,7 @@ use crate::{
 
 impl Context {
     /// The lines to a peer; none where neither end has several. The owner of the session says which of them carry payloads.
-    pub(crate) fn lines_of(&self, peer: &Peer, sums: &LineSums) -> Vec<LineStatus> {
+    pub(crate) fn lines_of(&self, peer: &Peer, sums: &LineSums, now: Instant) -> Vec<LineStatus> {
         let (uplinks, link) = (self.sockets.factory.uplinks(), peer.data.link.as_ref());
         // Of a session that the peer has dialled the lines are its own, and standard mode has none.
         let dials =
@@ -31,10 +36,30 @@ impl Context {
                 (status.state, status.cause) = state_of(view, views, watch.cause(number));
                 status.suspicions = watch.suspicions(number);
             }
+            if let Some(line) = peer.data.relay.line_queues.get(place) {
+                add_rate(&mut status, line, now);
+            }
             status
         };
         (0..MOST_LINES).take(count).map(line).collect()
     }
+}
+
+/// Adds the rate of a line, and what waits for it at this worker.
+fn add_rate(status: &mut LineStatus, line: &LineQueue, now: Instant) {
+    let (account, queue) = (&line.share.account, &line.queue);
+    let measured = account.auto_view(now).and_then(|view| view.measured);
+    status.rate_bits_per_second = account.rate().map(|rate| rate.saturating_mul(8));
+    status.capacity_bits_per_second = account.capacity().map(|capacity| capacity.saturating_mul(8));
+    status.path_queue_seconds = measured.map(|measured| measured.figures.queue_delay.as_secs_f64());
+    (status.queued, status.queued_bytes) = (queue.datagrams(), queue.bytes());
+    status.delay_p99_seconds = queue.delays(now).map(|delays| delays.p99.as_secs_f64());
+}
+
+/// What travels on two lines between us and a peer, as this worker knows it.
+pub(crate) fn copies_of(relay: &DatagramRelay) -> Option<CopyCounts> {
+    let copies = relay.copies;
+    (!relay.redundant.is_off() || copies != CopyCounts::default()).then_some(copies)
 }
 
 /// What a line does, beside the others, and why it does no more; `against` is what there is against it.

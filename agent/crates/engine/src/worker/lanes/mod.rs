@@ -17,7 +17,7 @@ use crate::capture::Capture;
 mod capture;
 pub(crate) mod host;
 pub(crate) mod inspect;
-mod line_status;
+pub(crate) mod line_status;
 pub(crate) mod publish;
 mod reports;
 mod size;

@@ -2,10 +2,14 @@
 
 use std::time::{Duration, Instant};
 
-use dataplane::{lanes::Lanes, peer::PeerStanding, relay::DatagramRelay};
+use dataplane::{
+    lanes::Lanes,
+    peer::PeerStanding,
+    relay::{DatagramRelay, LineQueue, Queue},
+};
 use quic_core::LaneStats;
 use rate::{
-    Measured,
+    Measured, RateAccount,
     auto::{Figures, Phase},
 };
 use repair::LaneRepair;
@@ -91,9 +95,10 @@ impl Context {
             wanted: link.pool.wanted.into(),
             packet_bytes: packet_bytes(peer, &self.sockets.lanes),
         });
-        // A removed peer has no queue any more.
+        // One for each of several lines, too. A removed peer has no queue any more.
+        let queues = 1 + relay.line_queues.len();
         let (queue_packets, queue_bytes) =
-            if peer.data.is_live() { (queue.packets, queue.bytes) } else { (0, 0) };
+            if peer.data.is_live() { (queues * queue.packets, queues * queue.bytes) } else { (0, 0) };
         PeerFigures {
             removed: !peer.data.is_live(),
             vacant: peer.data.standing == PeerStanding::Vacant,
@@ -103,7 +108,7 @@ impl Context {
             queue_packets,
             queue_bytes,
             queue_time: relay.time_limit(),
-            aqm_marked: relay.queue.marked,
+            aqm_marked: relay.queues().map(|queue| queue.marked).sum(),
             reassembly_bytes: relay.reassembly.held_bytes(),
             lanes: of_peer.lanes,
             reordering: of_peer.reordering,
@@ -164,15 +169,32 @@ pub(crate) fn rtt(peer: &Peer, lanes: &Lanes) -> Option<(Duration, Duration)> {
     rtt.min().map(|least| (rtt.smoothed(), least))
 }
 
-/// The limit on what is sent to a peer, as this worker knows it; the session owner tells what an automatic rate follows from.
+/// The limit on what is sent to a peer, as this worker knows it; the session owner tells what an automatic rate follows from. With
+/// several lines it is the sum of their rates, unless the limit on all together is lower.
 pub(crate) fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Option<RateStatus> {
-    let account = &relay.share.account;
+    let whole = rate_of_account(&relay.share.account, &relay.queue, is_owner, now);
+    let of_line = |line: &LineQueue| rate_of_account(&line.share.account, &line.queue, is_owner, now);
+    let lines: Option<Vec<RateStatus>> = relay.line_queues.iter().map(of_line).collect();
+    let sum = lines.and_then(|lines| lines.into_iter().reduce(RateStatus::with_line));
+    let mut status = match (whole, sum) {
+        (Some(whole), Some(sum)) if whole.bits_per_second < sum.bits_per_second => whole,
+        (_, Some(sum)) => return Some(sum),
+        (whole, None) => whole?,
+    };
+    // What waits for a line waits for the whole, too.
+    for line in &relay.line_queues {
+        status.add_wait(line.queue.delays(now), line.queue.marked);
+    }
+    Some(status)
+}
+
+/// The limit that one account is, and the wait that it causes in a queue.
+fn rate_of_account(account: &RateAccount, queue: &Queue, is_owner: bool, now: Instant) -> Option<RateStatus> {
     let view = account.auto_view(now);
     let rate = account.rate();
     if rate.is_none() && view.is_none() {
         return None;
     }
-    let delays = relay.queue.delays(now);
     let measured = view.and_then(|view| view.measured);
     let from = match (account.is_granted(), &view, &measured) {
         (true, ..) => RateFrom::Peer,
@@ -182,21 +204,21 @@ pub(crate) fn rate_of(relay: &DatagramRelay, is_owner: bool, now: Instant) -> Op
     };
     let auto = measured.filter(|_| is_owner).map(|Measured { phase, figures, .. }| AutoRateStatus {
         phase: phase.label().into(),
-        capacity_bits_per_second: 8 * figures.capacity,
-        delivered_bits_per_second: 8 * figures.delivered,
+        capacity_bits_per_second: figures.capacity.saturating_mul(8),
+        delivered_bits_per_second: figures.delivered.saturating_mul(8),
         queue_delay_seconds: figures.queue_delay.as_secs_f64(),
         path_loss_share: figures.path_loss,
         congested: account.congested(),
         reports: figures.reports,
     });
-    Some(RateStatus {
-        bits_per_second: 8 * rate.unwrap_or(0),
+    let mut status = RateStatus {
+        bits_per_second: rate.unwrap_or(0).saturating_mul(8),
         from: from.label().into(),
-        delay_p50_seconds: delays.map(|delays| delays.median.as_secs_f64()),
-        delay_p99_seconds: delays.map(|delays| delays.p99.as_secs_f64()),
-        marked: relay.queue.marked,
         auto,
-    })
+        ..RateStatus::default()
+    };
+    status.add_wait(queue.delays(now), queue.marked);
+    Some(status)
 }
 
 /// The part of what arrives up to which a rate that was never found too high may be the path's.

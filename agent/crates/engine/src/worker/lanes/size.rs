@@ -48,8 +48,11 @@ impl LaneHost {
         self.looks = (self.looks + 1) % LOOKS;
         let mut due = std::mem::take(&mut self.unknown);
         due.extend(cx.sockets.lanes.iter().filter_map(|(id, slot)| {
-            let has_rate =
-                || cx.peers.get(slot.peer).is_some_and(|peer| peer.data.relay.share.account.rate().is_some());
+            let has_rate = || {
+                cx.peers
+                    .get(slot.peer)
+                    .is_some_and(|peer| peer.data.relay.share_of(slot.line).rate().is_some())
+            };
             (slot.is_up() && (id.0 % LOOKS == self.looks || has_rate())).then_some(id)
         }));
         for id in due.drain(..) {
@@ -69,7 +72,7 @@ impl Context {
     fn bound_packets(&mut self, id: LaneId, now: Instant) {
         let Some(slot) = self.sockets.lanes.get_mut(id).filter(|slot| slot.is_up()) else { return };
         let Some(path) = slot.path() else { return };
-        let rate = self.peers.get(slot.peer).and_then(|peer| peer.data.relay.share.account.rate());
+        let rate = self.peers.get(slot.peer).and_then(|peer| peer.data.relay.share_of(slot.line).rate());
         let ways = self.sockets.factory.ways();
         let most = most_towards(&self.config.transport, ways, path.destination);
         let by_rate = most_at(rate, u16::try_from(slot.size.largest()).unwrap_or(u16::MAX));

@@ -2,12 +2,16 @@
 
 use std::{
     io,
+    net::SocketAddr,
     time::{Duration, Instant},
 };
 
-use base::ids::{LocalId, PeerId};
+use base::ids::{IngressId, LocalId, PeerId};
 use dataplane::{
-    datapath::uplink::Uplink,
+    datapath::{
+        proxied::{ProxyPort, Unproxied},
+        uplink::Uplink,
+    },
     forward::Local,
     lanes::UNAUTHENTICATED,
     relay::{DropReason, FlowEnd, FlowId, Origin, Settlement},
@@ -53,6 +57,17 @@ impl Context {
                 "the service does not take datagrams (remedy: is it running and listening there?)"
             );
         }
+    }
+
+    /// Logs a datagram that came without a good header to a port that expects one.
+    fn report_unproxied(&mut self, ingress: IngressId, from: SocketAddr, why: Unproxied, now: Instant) {
+        let listen = self.config.udp.get(ingress.0 as usize);
+        let listen = listen.map(|forward| tracing::field::display(forward.listen));
+        throttled!(
+            warn, self.logs.unproxied.allow(now), { listen, %from, %why },
+            "a datagram to a port that expects a PROXY header was dropped (remedy: have the proxy send version 2, health checks too, and \
+             name its addresses in udp.accept_proxy; without a proxy remove the key)"
+        );
     }
 
     /// Logs a payload that fitted into no packet to the peer.
@@ -124,16 +139,40 @@ impl DataPlane {
         match local {
             Local::Ingress { ingress, .. } => {
                 let mut new_flows = Vec::new();
-                uplink.ingress(&self.batch, id, ingress, &cx.config.limits, &mut new_flows);
+                let (config, new) = (&cx.config, &mut new_flows);
+                let accept = config.udp.get(ingress.0 as usize).map(|forward| &forward.udp.accept_proxy[..]);
+                let unproxied = match accept {
+                    None | Some([]) => {
+                        uplink.ingress(&self.batch, id, ingress, &config.limits, new);
+                        None
+                    }
+                    Some(accept) => {
+                        let port = ProxyPort { socket: id, ingress, accept };
+                        uplink.proxied(&self.batch, port, &config.limits, new)
+                    }
+                };
+                if let Some((from, why)) = unproxied {
+                    cx.report_unproxied(ingress, from, why, now);
+                }
                 for flow in new_flows {
                     cx.watch_flow(peer, flow, now);
                 }
+                self.end_surplus_told(cx, peer, now);
             }
             Local::Upstream { flow, .. } => uplink.upstream(&self.batch, flow),
         }
         cx.report_too_large(peer, now);
         self.look_at_queue(cx, peer, now);
         true
+    }
+
+    /// Ends the oldest flows of a peer that PROXY headers have named, as long as they are more than half of its flows may be: the other
+    /// half is for others.
+    fn end_surplus_told(&mut self, cx: &mut Context, peer: PeerId, now: Instant) {
+        let most = cx.config.limits.flows_per_peer / 2;
+        while let Some(oldest) = cx.peers.get(peer).and_then(|it| it.data.relay.flows.surplus_told(most)) {
+            self.close_flow(cx, peer, oldest, Some(FlowEnd::Proxied), now);
+        }
     }
 
     /// Counts the outcome of payloads that were in send buffers or handed to the kernel.

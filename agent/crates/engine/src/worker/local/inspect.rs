@@ -1,6 +1,6 @@
 //! Rows of flows for an operator.
 
-use std::{cmp::Reverse, collections::BinaryHeap, time::Instant};
+use std::{cmp::Reverse, collections::BinaryHeap, net::SocketAddr, time::Instant};
 
 use base::ids::PeerId;
 use dataplane::relay::{Flow, NO_LANE, Origin, Standing};
@@ -35,15 +35,20 @@ impl Context {
             }
         }
         let latest = latest.into_sorted_vec();
-        let flows = latest.iter().filter_map(|Reverse((_, id))| state.data.relay.flows.get(*id));
-        flows.map(|flow| self.flow_row(flow, now)).collect()
+        let flows = &state.data.relay.flows;
+        let rows = latest.iter().filter_map(|Reverse((_, id))| {
+            let told = flows.told.client(*id).map(|told| told.source());
+            Some(self.flow_row(flows.get(*id)?, told, now))
+        });
+        rows.collect()
     }
 
-    fn flow_row(&self, flow: &Flow, now: Instant) -> FlowStatus {
+    /// The row of a flow, whose client a PROXY header may have `told`.
+    fn flow_row(&self, flow: &Flow, told: Option<SocketAddr>, now: Instant) -> FlowStatus {
         let (opened_by, local_address, service) = match flow.origin {
             Origin::Ingress { client, ingress } => {
                 let forward = self.config.udp.get(ingress.0 as usize);
-                ("here", Some(client.address), forward.map(|forward| &forward.service))
+                ("here", told.or(Some(client.address)), forward.map(|forward| &forward.service))
             }
             Origin::Upstream { service, .. } => {
                 let service = self.config.services.get(service);

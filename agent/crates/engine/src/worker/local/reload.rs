@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use base::ids::{IngressId, PeerId};
-use config::{Config, Forward};
+use config::{Config, Forward, UdpKeys};
 use dataplane::{
     forward::Local,
     relay::{FlowEnd, FlowId, Origin},
@@ -40,11 +40,15 @@ impl DataPlane {
         for (index, forward) in new.udp.iter().enumerate() {
             let ingress = IngressId(index_u32(index));
             // Every key is named, so that the compiler asks what a reload does with a new one.
-            let Forward { listen, peer, service, open, tcp: _ } = forward;
+            let Forward { listen, peer, service, open, tcp: _, udp: UdpKeys { accept_proxy } } = forward;
             let before = old.udp.get(index).filter(|before| before.open);
             let led_to = before.and_then(|before| old.peers.get(before.peer)).map(|peer| &peer.name);
             let leads_to = new.peers.get(*peer).map(|peer| &peer.name);
-            let same = *open && before.is_some_and(|before| before.service == *service) && led_to == leads_to;
+            let same = |before: &Forward| {
+                let expects = [&before.udp.accept_proxy, accept_proxy].map(|prefixes| !prefixes.is_empty());
+                before.service == *service && expects[0] == expects[1]
+            };
+            let same = *open && before.is_some_and(same) && led_to == leads_to;
             if before.is_some() && !same {
                 let ends =
                     |origin: &Origin| matches!(origin, Origin::Ingress { ingress: of, .. } if *of == ingress);
@@ -58,7 +62,7 @@ impl DataPlane {
                     let local = Local::Ingress { ingress, peer: cx.peers.of_forward(forward) };
                     // The kernel's port itself is bound already.
                     if let Err(error) = factory.ingress(locals, *listen, local) {
-                        tracing::error!(%listen, %error, "a UDP port of the new configuration cannot be used");
+                        tracing::error!(%listen, %error, "a UDP port of the new configuration cannot be used (remedy: restart the daemon, once the cause is gone)");
                     }
                 }
                 (Some(_), false) => {

@@ -38,7 +38,7 @@ impl DataPlane {
     pub(crate) fn drain_queues(&mut self, cx: &mut Context, now: Instant) {
         let (all, first) = (index_u32(cx.peers.len()), self.first_to_drain);
         let peers = (0..all).map(|index| PeerId((first + index) % all));
-        let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| !peer.data.relay.queue.is_empty());
+        let has_queue = |id: &PeerId| cx.peers.get(*id).is_some_and(|peer| peer.data.relay.is_waiting());
         let mut waiting: VecDeque<PeerId> = peers.filter(has_queue).collect();
         let mut served = None;
         while let Some(peer) = waiting.pop_front() {

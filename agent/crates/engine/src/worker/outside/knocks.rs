@@ -22,7 +22,8 @@ pub fn used_knocks(config: &Config, workers: u8, clock: &dyn Clock) -> Vec<Singl
             Ok(tables) => return tables,
             Err(error) => {
                 tracing::warn!(
-                    "used knocks are not kept over a restart, after which none of before is trusted: {error}"
+                    "the record of the first packets that clients used is not kept over a restart, and those made before one are refused: \
+                     {error}"
                 );
                 replay_log::forget(&config.state_dir);
             }

@@ -66,6 +66,7 @@ impl Outside for Gateway<'_> {
             listening: port.is_some(),
             room: self.control.acceptor.pending().room(),
         };
+        self.gate.names_prove = self.control.guests.many_begin();
         let begins = match self.gate.check(datagram, arrival, now) {
             Verdict::Pass => Begins::Anyone,
             Verdict::Admit(admission) => Begins::Peer(admission),

@@ -6,7 +6,10 @@
 use std::{cell::OnceCell, collections::BTreeMap, sync::Arc};
 
 use config::OPEN_LABEL;
-use dataplane::relay::{Direction, DropReason, ReportCount};
+use dataplane::{
+    lines::CopyCounts,
+    relay::{Direction, DropReason, ReportCount},
+};
 use gate::decoy::DecoyDirection;
 use net::stats::Booked;
 
@@ -40,6 +43,8 @@ type Peers = BTreeMap<Arc<str>, PeersOfLabel>;
 
 type OfRepair = fn(&RepairStatus) -> Value;
 
+type OfCopies = fn(&CopyCounts) -> u64;
+
 type OfWay = fn(&Accounting) -> u64;
 
 type OfLine = fn(&LineStatus) -> Value;
@@ -57,6 +62,8 @@ enum Read {
     /// Only for peers with which something is repaired: over all that have had the label, and over those that have it now.
     Repair(OfRepair),
     RepairNow(OfRepair),
+    /// Only for peers of which something travels on two lines: over all that have had the label.
+    Copies(OfCopies),
     /// Of both directions of a peer: over all that have had the label, and over those that have it now.
     Ways(OfWay),
     WaysNow(OfWay),
@@ -89,6 +96,10 @@ const fn repair(name: &'static str, help: &'static str, read: OfRepair) -> Famil
     family(Type::Counter, name, &["peer"], help, Read::Repair(read))
 }
 
+const fn copies(name: &'static str, help: &'static str, read: OfCopies) -> Family {
+    family(Type::Counter, name, &["peer"], help, Read::Copies(read))
+}
+
 const fn socket(kind: Type, name: &'static str, help: &'static str, read: OfSocket) -> Family {
     family(kind, name, &["socket"], help, Read::Socket(read))
 }
@@ -118,10 +129,19 @@ static FAMILIES: &[Family] = &[
     line(Type::Gauge, "culvert_line_suspect", "1 while packets leave the line for others: it is suspect, or none of its lanes is up.", Read::LineNow(|line| u64::from(line.state <= LineState::Suspect).into())),
     line(Type::Gauge, "culvert_line_lanes", "Lanes on the line that carry payloads.", Read::LineNow(|line| line.lanes_up.into())),
     line(Type::Gauge, "culvert_line_rtt_seconds", "Smoothed round-trip time of a lane on the line; 0 while it is not known.", Read::LineNow(|line| line.rtt_seconds.unwrap_or(0.0).into())),
+    line(Type::Gauge, "culvert_line_rate_limit_bytes_per_second", "Limit on what is sent to the peer on the line, in bytes of IP packets a second: uplink.rate, or what an automatic rate is now; 0 without one.", Read::LineNow(|line| (line.rate_bits_per_second.unwrap_or(0) as f64 / 8.0).into())),
+    line(Type::Gauge, "culvert_line_queue_bytes", "Bytes of payload waiting for the line.", Read::LineNow(|line| (line.queued_bytes as u64).into())),
     line(Type::Counter, "culvert_line_packets_sent_total", "QUIC packets sent to the peer on lanes of the line.", Read::Line(|line| line.sent_packets.into())),
     line(Type::Counter, "culvert_line_packets_lost_total", "Those of them that were lost, without those that were acknowledged later.", Read::Line(|line| line.lost_packets.into())),
     line(Type::Counter, "culvert_line_sent_bytes_total", "Bytes of UDP payload sent to the peer on lanes of the line.", Read::Line(|line| line.sent_bytes.into())),
     line(Type::Counter, "culvert_line_received_bytes_total", "Bytes of UDP payload received from the peer on lanes of the line.", Read::Line(|line| line.received_bytes.into())),
+    copies("culvert_copies_numbered_total", "Payloads sent with a number by which the peer tells a copy, each with a copy on a second line or without.", |it| it.numbered),
+    copies("culvert_copies_sent_total", "Copies of them that were sent on a second line; no account has them.", |it| it.sent),
+    copies("culvert_copies_sent_bytes_total", "Bytes of those copies.", |it| it.sent_bytes),
+    copies("culvert_copies_alone_total", "Payloads that were to travel on two lines and had no copy: no second line was up, or it had no room.", |it| it.alone),
+    copies("culvert_copies_first_total", "Numbered payloads of the peer that came for the first time.", |it| it.first),
+    copies("culvert_copies_duplicate_total", "Numbered payloads of the peer that came again and were dropped; no account has them.", |it| it.duplicates),
+    copies("culvert_copies_old_total", "Numbered payloads of the peer that were dropped because 4,096 newer ones had come; no account has them.", |it| it.old),
     peer(Type::Gauge, "culvert_peer_rtt_seconds", "Smoothed round-trip time of the first lane, in standard mode of the control connection; 0 while it is not known.", |it| it.own.rtt_seconds.unwrap_or(0.0).into()),
     peer(Type::Gauge, "culvert_peer_stream_window_bytes", "Bytes that congestion control lets be in flight on the peer's control and stream connections.", |it| streams(it, |streams| streams.window_bytes)),
     peer(Type::Gauge, "culvert_peer_stream_pacing_bytes_per_second", "Rate at which packets of those connections leave; 0 with peer.congestion = \"cubic\" and before the first round trip.", |it| streams(it, |streams| streams.pacing_bytes_per_second)),
@@ -245,6 +265,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_sessions_suspected_total", &["reason"], "Sessions suspected to be dead, by reason; the peer is then dialled again if this end has an endpoint for it.", |it, out| out.each(it.totals.sessions_suspected.by_label())),
     counter("culvert_sessions_contested_total", &[], "Sessions that were replaced by another agent with the same key, from the third replacement within a minute on.", |it, out| out.add(&[], it.totals.sessions_contested)),
     gauge("culvert_drain_sessions", &["state"], "Sessions that peers had dialled when this agent began to drain: waiting for the peer to leave, or closed because it did not.", |it, out| out.each([("waiting", it.drained.waiting), ("closed", it.drained.closed)])),
+    counter("culvert_port_hops_total", &["what"], "Lanes and connections that this end has moved to fresh ports because of transport.hop.", |it, out| out.each(it.totals.port_hops.by_label())),
     counter("culvert_path_moves_total", &["what"], "Address changes that the session survived: of the peer, as seen by a lane or a control connection, or of this host (socket).", |it, out| out.each(it.totals.path_moves.by_label())),
     // Control connections and the gate.
     counter("culvert_control_messages_total", &["direction"], "Control messages, sent (uplink) or received (downlink).", |it, out| out.each([(UP, it.control.messages_sent), (DOWN, it.control.messages_received)])),
@@ -280,7 +301,7 @@ static FAMILIES: &[Family] = &[
     counter("culvert_gate_incomplete_expired_total", &[], "ClientHellos given up because a datagram of them did not come within 3 s.", |it, out| out.add(&[], it.incomplete_expired)),
     gauge("culvert_http_connections", &[], "QUIC connections of clients that named one of http.names, closing ones included.", |it, out| out.add(&[], it.web.open as u64)),
     counter("culvert_http_connections_total", &[], "Connections of clients that named one of http.names and were accepted.", |it, out| out.add(&[], it.web.accepted)),
-    counter("culvert_http_dropped_packets_total", &[], "Packets of those connections that were dropped unopened, because a worker had opened 10,000 of them in this second.", |it, out| out.add(&[], it.web.unopened)),
+    counter("culvert_http_dropped_packets_total", &[], "Packets of those connections that were dropped unopened, because a worker had opened 10,000 of visitors, or 100,000 of users, in this second.", |it, out| out.add(&[], it.web.unopened)),
     counter("culvert_http_refused_total", &["reason"], "Connections of clients that named one of http.names which were not accepted, or closed, by reason.", |it, out| out.each(it.web.refused.by_label())),
     counter("culvert_http_requests_total", &["outcome"], "Requests of clients that named one of http.names, by outcome.", |it, out| out.each(it.web.requests.by_label())),
     gauge("culvert_sessions", &["key_exchange"], "Sessions, by the key exchange of their control connection.", |it, out| out.each(it.sessions.by_label())),
@@ -454,6 +475,11 @@ impl Family {
                 let none = RepairStatus::default();
                 for (label, peer) in peers().iter().filter(|(_, peer)| peer.ever.repair.is_some()) {
                     out.add(&[label], read(peer.now.repair.as_ref().unwrap_or(&none)));
+                }
+            }
+            Read::Copies(read) => {
+                for (label, peer) in peers().iter() {
+                    peer.ever.copies.iter().for_each(|copies| out.add(&[label], read(copies)));
                 }
             }
             Read::LineNow(read) => {

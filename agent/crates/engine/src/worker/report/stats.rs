@@ -174,6 +174,17 @@ base::labelled! {
 }
 
 base::labelled! {
+    /// What has moved to a fresh port because its old one was in use for `transport.hop`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub(crate) enum PortHop {
+        /// A lane, which is replaced by one on another port.
+        Lane => "lane",
+        /// A control connection or a stream connection.
+        Connection => "connection",
+    }
+}
+
+base::labelled! {
     /// Why a lane was opened again, or was not opened.
     #[derive(Clone, Copy, Debug, PartialEq, Eq)]
     pub(crate) enum LaneReopening {
@@ -212,6 +223,8 @@ pub(crate) struct Totals {
     pub(crate) lanes_reopened: Counts<LaneReopening>,
     /// Address changes that sessions survived.
     pub(crate) path_moves: Counts<PathMove>,
+    /// Changes of ports by `transport.hop`.
+    pub(crate) port_hops: Counts<PortHop>,
     pub(crate) sessions_suspected: Counts<Suspicion>,
     /// Look-ups of the names of services.
     pub(crate) lookups: Counts<NameLookup>,

@@ -50,7 +50,7 @@ impl Conn<'_> {
         let knows = self.knows(Features::REPORTS);
         let Some(link) = &self.data.link else { return };
         let is_able = !link.is_standard() && knows;
-        self.cx.hub.rate(self.data.id).set_measurable(is_able, now);
+        self.cx.hub.rates(self.data.id).set_measurable(is_able, now);
         let wanted = self.data.config.rate == Some(Rate::Auto);
         if is_able && wanted != self.session.wants_reports {
             self.control.send(&Message::ReportsWanted { wanted });
@@ -104,8 +104,13 @@ impl Conn<'_> {
     /// Warns that the peer does not tell who its clients are, where a service is to be told.
     pub(crate) fn warn_of_missing_clients(&mut self, now: Instant) {
         let services = services_for(self.cx.config, &self.data.config);
-        let services = services.iter().filter(|service| service.client).count();
-        if !self.knows(Features::STREAM_CLIENT) && services > 0 {
+        let [streams, flows] =
+            [Features::STREAM_CLIENT, Features::FLOW_CLIENT].map(|tells| self.knows(tells));
+        let untold = |service: &messages::Service| {
+            service.client && (service.tcp && !streams || service.udp && !flows)
+        };
+        let services = services.iter().filter(|service| untold(service)).count();
+        if services > 0 {
             throttled!(
                 warn, self.throttles.no_clients.allow(now),
                 { peer = self.name(), software = &*self.session.agreed.software, services },
@@ -129,7 +134,7 @@ pub(super) fn services_for(config: &Config, peer: &config::Peer) -> Vec<messages
         let name = service.name.to_string();
         let fragment = service.oversize == config::Oversize::Fragment;
         let (number, repair) = (index_u32(*index), service.repair.in_use().filter(|_| udp));
-        let client = tcp && service.proxy_protocol != config::ProxyProtocol::Off;
+        let client = service.proxy_protocol != config::ProxyProtocol::Off;
         (udp || tcp).then_some(messages::Service { number, name, udp, tcp, idle, fragment, repair, client })
     });
     services.collect()

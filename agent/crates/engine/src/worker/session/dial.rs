@@ -137,7 +137,7 @@ impl Sessions {
                 let reason = format!("cannot open a socket to {remote}: {error}");
                 peer.reach.fail(reason, causes::NO_ROUTE, now);
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
-                    tracing::warn!(peer = &*name, %remote, line, %error, suppressed = base::throttle::counted(suppressed), "cannot open a socket to the peer");
+                    tracing::warn!(peer = &*name, %remote, line, %error, suppressed = base::throttle::counted(suppressed), "cannot open a socket to the peer (remedy: culvert doctor)");
                 }
                 return false;
             }
@@ -148,8 +148,10 @@ impl Sessions {
             return true;
         };
         self.control.set_congestion(handle, &peer.data.config, cx.hub.rate(id), now);
-        if peer.dialler.is_first() {
-            tracing::info!(peer = &*name, %remote, "dialling");
+        let is_first = peer.dialler.is_first();
+        // A far end that accepts and closes is lost, and so dialled for the first time, each second.
+        if let Some(suppressed) = is_first.then(|| peer.throttles.dialling.allow(now)).flatten() {
+            tracing::info!(peer = &*name, %remote, suppressed = base::throttle::counted(suppressed), "dialling");
         } else {
             tracing::debug!(peer = &*name, %remote, fallback, "dialling again");
         }
@@ -198,7 +200,7 @@ impl Sessions {
             Ok(crypto) => crypto,
             Err(error) => {
                 if let Some(suppressed) = peer.throttles.attempts.allow(now) {
-                    tracing::error!(peer = &*name, %error, suppressed = base::throttle::counted(suppressed), "cannot set up TLS for the peer");
+                    tracing::error!(peer = &*name, %error, suppressed = base::throttle::counted(suppressed), "cannot set up TLS for the peer (remedy: report it)");
                 }
                 return None;
             }

@@ -97,7 +97,7 @@ impl Sessions {
                     peer = &**peer.name(),
                     reason = words,
                     suppressed = base::throttle::counted(suppressed),
-                    "connection lost"
+                    "connection lost (remedy: none if it comes back; culvert status names the likely causes)"
                 );
             }
         }
@@ -253,7 +253,7 @@ impl Sessions {
             }
         }
         // The rest of the queue are IP packets, which belong to no flow.
-        peer.data.relay.queue.clear(DropReason::PeerRemoved, &mut peer.data.relay.uplink);
+        peer.data.relay.clear_queues(DropReason::PeerRemoved);
         cx.sockets.factory.close_now(&mut cx.sockets.locals);
         cx.stats.unpublished = true;
     }

@@ -88,7 +88,7 @@ impl Sessions {
     ) {
         let id = agreed.peer;
         self.control.established(handle, now);
-        cx.hub.rate(id).set_granted(None, now);
+        cx.hub.rates(id).set_granted(None, now);
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let Connected { dialled, wanted, hello, software, remote, .. } = &**agreed;
         let offered: Vec<&str> = hello.services.iter().map(|service| &*service.name).collect();

@@ -224,7 +224,7 @@ impl Sessions {
             warn,
             cx.logs.violation.allow(now),
             { peer = self.name_of(cx, handle) },
-            "the peer asks and does not read the answers; closing the connection"
+            "the peer asks and does not read the answers; closing the connection (remedy: the same version at both ends)"
         );
         self.close_connection(cx, handle, CloseReason::LimitReached, now);
     }
@@ -236,7 +236,7 @@ impl Sessions {
             warn,
             cx.logs.violation.allow(now),
             { peer = self.name_of(cx, handle) },
-            "a control message came out of order; closing the connection"
+            "a control message came out of order; closing the connection (remedy: the same version at both ends)"
         );
         self.close_offender(cx, handle, CloseReason::ProtocolViolation, now);
     }
@@ -253,7 +253,7 @@ impl Sessions {
             Some(reason) => {
                 throttled!(
                     warn, cx.logs.violation.allow(now), { peer = self.name_of(cx, handle), %error },
-                    "bad control message; closing the connection"
+                    "bad control message; closing the connection (remedy: the same version at both ends)"
                 );
                 if reason == CloseReason::VersionMismatch {
                     self.close_connection(cx, handle, reason, now);

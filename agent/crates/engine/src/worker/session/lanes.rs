@@ -131,8 +131,10 @@ impl Conn<'_> {
         let remote = self.control.path().destination;
         let line = self.session.openings.lines.as_ref().map(|lines| lines.of_lane(opening.index));
         let port = match (opening.index, line) {
-            (0, None) => LanePort::Shared(self.control.underlay, Some(remote)),
-            _ => LanePort::Dial(remote, line),
+            (0, None) if self.cx.config.transport.hop.is_none() => {
+                LanePort::Shared(self.control.underlay, Some(remote))
+            }
+            _ => LanePort::Dial(self.port_for_lane(remote), line),
         };
         let of = OpeningId { index: opening.index, epoch: opening.epoch };
         let remote = ConnectionId(offer.connection_id);
@@ -145,7 +147,7 @@ impl Conn<'_> {
             throttled!(
                 warn, self.cx.logs.lane_refused.allow(now),
                 { peer = self.name(), lane = end.lane, reason = ?end.reason },
-                "the peer refused a lane"
+                "the peer refused a lane (remedy: none if the session goes on; else the same version at both ends)"
             );
             self.cx.timers.arm(Timer::Pool(self.data.id), now + VALIDATION_TIMEOUT);
         }
@@ -229,6 +231,7 @@ impl Conn<'_> {
             }
             LaneEvent::Lost(why) => self.lane_lost(of, why, now),
             LaneEvent::NearLimit => self.lane_nears_limit(of, now),
+            LaneEvent::OldPort => self.hop_lane(of, now),
             LaneEvent::ReplacedGone => {
                 if openings.replaced_gone(of.index, of.epoch) {
                     self.broadcast_lanes();
@@ -263,7 +266,7 @@ impl Conn<'_> {
                     error.map_or_else(|| "its keys are used up".to_owned(), |error| error.to_string());
                 throttled!(
                     warn, self.cx.logs.lane_ended.allow(now), { peer = self.name(), lane = index, reason },
-                    "closing a lane"
+                    "closing a lane (remedy: none if it is opened again; culvert status shows it)"
                 );
                 self.close_lane(of, LaneCloseCause::ProtocolViolation);
                 self.cx.totals.lanes_reopened[LaneReopening::Ended] += 1;
@@ -352,7 +355,7 @@ impl Conn<'_> {
         throttled!(
             warn, self.cx.logs.lane_unresponsive.allow(now),
             { peer = self.name(), lane = of.index },
-            "a lane is unresponsive; {}", if dialled { "opening it again" } else { "its dialler is to open it again" }
+            "a lane is unresponsive; {} (remedy: none if it comes back; else look at the path to the peer)", if dialled { "opening it again" } else { "its dialler is to open it again" }
         );
         self.drain_at_host(of);
         self.broadcast_lanes();

@@ -11,6 +11,7 @@ use dataplane::{
     peer::{Link, Suspicions},
     relay::{DropReason, NO_LANE, Origin, Settlement},
 };
+use rate::LineLimits;
 use wire::{
     join,
     messages::{self, Features},
@@ -113,6 +114,7 @@ impl Sessions {
             cx.watch_flow(id, flow, now);
         }
         cx.settle_flows(id);
+        cx.begin_hops(id, now);
         self.note_carrier(cx, id);
         self.take_early_joins(cx, id, now);
         cx.effects.push_back(Effect::WakeListeners(id));
@@ -163,11 +165,19 @@ impl Context {
     }
 
     /// Notes which lanes of a session are up, as bits, how many are wanted, and the lines that they are on.
-    pub(crate) fn set_lanes(&mut self, of: SessionRef, up: u64, wanted: u8, lines: Option<Arc<Lines>>) {
+    pub(crate) fn set_lanes(
+        &mut self,
+        of: SessionRef,
+        up: u64,
+        wanted: u8,
+        lines: Option<Arc<Lines>>,
+        now: Instant,
+    ) {
         let Some(link) = self.peers.link_named(of) else { return };
         let more = up & !link.pool.up != 0;
         let resized = wanted != link.pool.wanted;
         link.pool.up = up;
+        let limits = lines.as_deref().map(|lines| limits_of(lines, link.dialled));
         link.pool.lines = lines.map(|lines| LinePool::new(lines, up));
         if !link.is_standard() {
             link.pool.wanted = wanted;
@@ -175,9 +185,26 @@ impl Context {
         if resized {
             self.settle_flows(of.peer);
         }
-        if more {
+        // Until a lane is up, the peer has not said whether it has several lines.
+        let waits = (up != 0 || limits.is_some()) && self.follow_lines(of.peer, limits, now);
+        if more || waits {
             self.effects.push_back(Effect::Drain(of.peer));
         }
+    }
+
+    /// Has a peer's queues and accounts follow its lines; `None` if there is one way. Returns whether anything waits that may go to
+    /// another line now.
+    fn follow_lines(&mut self, id: PeerId, limits: Option<LineLimits>, now: Instant) -> bool {
+        let rates = self.hub.rates(id);
+        let Some(peer) = self.peers.get_mut(id) else { return false };
+        let (relay, link) = (&mut peer.data.relay, peer.data.link.as_ref());
+        rates.set_lines(limits, now);
+        if limits.is_none() && relay.line_queues.is_empty() {
+            return false;
+        }
+        let count = link.and_then(|link| link.pool.lines.as_ref()).map_or(0, |lines| lines.views().len());
+        relay.follow_lines(count, &rates, || self.hub.line_loads(id), now);
+        relay.is_waiting()
     }
 
     /// The peer offers other services.
@@ -197,4 +224,13 @@ impl Context {
             peer.data.relay.repairs.packets = terms;
         }
     }
+}
+
+/// The limits of the lines of a session. What a line carries, as the dialler wrote it, limits what the dialler sends.
+fn limits_of(lines: &Lines, dialled: bool) -> LineLimits {
+    let mut limits = LineLimits::default();
+    for (line, limit) in (0..).zip(&mut limits) {
+        *limit = lines.terms(line).and_then(|terms| terms.rate).filter(|_| dialled).map(|bits| bits / 8);
+    }
+    limits
 }

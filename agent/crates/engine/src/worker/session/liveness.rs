@@ -147,6 +147,9 @@ impl Sessions {
         if let Some(interval) = peer.data.config.keepalive {
             for lane in link.pool.lanes() {
                 let Some(slot) = cx.sockets.lanes.get_mut(lane).filter(|slot| slot.is_up()) else { continue };
+                if link.pool.lines.as_ref().is_some_and(|lines| lines.rests(slot.index)) {
+                    continue;
+                }
                 let last = slot.core.last_heard().unwrap_or_else(|| slot.meter.opened());
                 if now.saturating_duration_since(last) >= early(interval) {
                     slot.core.request_ping();

@@ -40,7 +40,7 @@ impl Sessions {
             Message::Here => {}
             Message::ReceiveRate { bits_per_second } => {
                 let granted = Some(bits_per_second / 8).filter(|rate| *rate > 0);
-                cx.hub.rate(of.peer).set_granted(granted.map(|rate| rate.max(LEAST_GRANTED)), now);
+                cx.hub.rates(of.peer).set_granted(granted.map(|rate| rate.max(LEAST_GRANTED)), now);
                 self.control.rate_changed(of.peer);
             }
             Message::ReportsWanted { wanted } => {

@@ -6,11 +6,11 @@
 //! | a session in hand for an event on it; what other workers say of it | `conn.rs` |
 //! | messages of a connected peer; what it is told | `messages.rs`; `announce.rs` |
 //! | the link to a peer at each worker, while it has a session | `links.rs` |
-//! | the lanes of a session that this worker owns | `lanes.rs`; its lines: `lines.rs` |
+//! | the lanes of a session that this worker owns | `lanes.rs`; its lines: `lines.rs`; what is charged to them: `line_rates.rs` |
 //! | the preshared key that both ends use | `preshared.rs` |
 //! | dialling, and the log lines when it fails | `dial.rs` |
 //! | liveness of a session, its keepalives, forwards that wait for the peer | `liveness.rs` |
-//! | a changed address or route | `routes.rs` |
+//! | a changed address or route | `routes.rs`; ports that change: `hop.rs` |
 //! | stream connections | `stream_connections.rs` |
 //! | peers without lanes: what they are sent | `plain.rs` |
 //! | how connections and sessions end | `ending.rs` |
@@ -51,7 +51,9 @@ pub(crate) mod dial;
 pub(crate) mod ending;
 mod establish;
 pub(crate) mod hello;
+mod hop;
 pub(crate) mod lanes;
+mod line_rates;
 mod lines;
 pub(crate) mod links;
 pub(crate) mod liveness;
@@ -175,6 +177,8 @@ impl Sessions {
             advertise: _,
             // By the sockets and the sessions (`Worker::configured`).
             uplinks: _,
+            // By the ports of the sessions (`Worker::configured`).
+            hop: _,
             // At a restart.
             listen: _, workers: _, pin_cpus: _, gso: _, mark: _, max_packet: _, server_id: _,
         } = transport;

@@ -3,7 +3,7 @@
 use std::{sync::Arc, time::Instant};
 
 use base::{counts::Counts, ids::PeerId};
-use dataplane::relay::Direction;
+use dataplane::relay::{Direction, Queue};
 use gate::{OwnKey, refusals::AtCeilings, suite::Group};
 use net::{
     carrier::{client_of, is_stream},
@@ -26,6 +26,7 @@ use crate::{
         device::Tunnel,
         lanes::{
             inspect::MOST_LANES,
+            line_status::copies_of,
             publish::{OfPeer, rate_of, rtt},
         },
         report::stats::{Ceiling, RelaySums},
@@ -108,6 +109,16 @@ impl Sessions {
         Some(WayStatus::of(&underlay.socket.taken().unwrap_or(plain), began, now))
     }
 
+    /// Since when the oldest 4-tuple is in use of those that connections with a peer and its lanes have at this worker.
+    fn ports_since(&self, cx: &Context, peer: &Peer) -> Option<Instant> {
+        let session = peer.session.iter().map(|session| session.handle);
+        let handles = session.chain(peer.streams.all.iter().map(|stream| stream.handle));
+        let connections = handles.filter_map(|handle| Some(self.control.open(handle)?.ports_since));
+        let lanes = peer.data.link.iter().flat_map(|link| link.pool.lanes());
+        let lanes = lanes.filter_map(|lane| Some(cx.sockets.lanes.get(lane)?.meter.opened()));
+        connections.chain(lanes).min()
+    }
+
     /// Why no carrier could be opened to a peer last.
     fn carrier_error(cx: &Context, peer: &Peer, now: Instant) -> Option<CarrierError> {
         let (at, reason) = cx.sockets.factory.carrier_failure(peer.name())?;
@@ -160,6 +171,7 @@ impl Sessions {
             },
             address: remote.map(client_of).or_else(|| peer.reach.dialled()),
             way: self.way_of(cx, peer, now),
+            ports_age_seconds: self.ports_since(cx, peer).map(since),
             carrier_error: Self::carrier_error(cx, peer, now),
             since_seconds: session
                 .map(|session| session.agreed.since)
@@ -179,7 +191,7 @@ impl Sessions {
             rtt_seconds: rtt.map(|rtt| rtt.as_secs_f64()),
             rtt_min_seconds: of_lane.map(|(_, least)| least.as_secs_f64()),
             lanes_up: of_peer.lanes_up,
-            lines: cx.lines_of(peer, &of_peer.lines),
+            lines: cx.lines_of(peer, &of_peer.lines, now),
             flows: relay.flows.len(),
             tcp_streams: peer.forwards.here,
             tcp: peer.forwards.carried.clone(),
@@ -188,8 +200,8 @@ impl Sessions {
             largest_datagram: peer.data.largest_datagram(now),
             rates: PeerRates::of(&peer.rates),
             queue: QueueStatus {
-                datagrams: relay.queue.datagrams() + relay.awaiting.datagrams(),
-                bytes: relay.queue.bytes() + relay.awaiting.bytes(),
+                datagrams: relay.queues().map(Queue::datagrams).sum::<usize>() + relay.awaiting.datagrams(),
+                bytes: relay.queues().map(Queue::bytes).sum::<usize>() + relay.awaiting.bytes(),
                 age_seconds: relay.oldest().map_or(0.0, since),
             },
             rate: rate_of(relay, peer.session.is_some(), now),
@@ -203,6 +215,7 @@ impl Sessions {
                 }
             }),
             repair: cx.repair_of(peer, now),
+            copies: copies_of(relay),
             uplink: Accounting {
                 account: relay.uplink,
                 queued: relay.queued(Direction::Uplink),

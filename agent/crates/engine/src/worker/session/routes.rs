@@ -208,7 +208,7 @@ impl Sessions {
 
     /// Counts and logs that the far end of a control connection is at another address.
     pub(crate) fn control_moved(
-        &self,
+        &mut self,
         cx: &mut Context,
         handle: ConnectionHandle,
         from: SocketAddr,
@@ -216,6 +216,9 @@ impl Sessions {
         now: Instant,
     ) {
         cx.stats.totals.path_moves[PathMove::Control] += 1;
+        if let Some(connection) = self.control.get_mut(handle) {
+            connection.ports_since = now;
+        }
         let Some(id) = self.peer_of(handle) else { return };
         let Some(peer) = cx.peers.get_mut(id) else { return };
         if is_stream(&from) != is_stream(&to) {

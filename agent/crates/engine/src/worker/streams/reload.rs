@@ -23,7 +23,7 @@ impl TcpForwards {
             let Forward {
                 listen, open,
                 // Read when a connection comes.
-                peer: _, service: _, tcp: TcpKeys { keepalive: _, accept_proxy: _ },
+                peer: _, service: _, tcp: TcpKeys { keepalive: _, accept_proxy: _ }, udp: _,
             } = forward;
             let was_open = old.tcp.get(port).is_some_and(|before| before.open);
             match (was_open, *open) {
@@ -33,7 +33,7 @@ impl TcpForwards {
                         cx.sources.add(token, Class::Other, Party::Source(token));
                     }
                     Err(error) => {
-                        tracing::error!(%listen, %error, "a TCP port of the new configuration cannot be used");
+                        tracing::error!(%listen, %error, "a TCP port of the new configuration cannot be used (remedy: restart the daemon, once the cause is gone)");
                     }
                 },
                 (true, false) => {

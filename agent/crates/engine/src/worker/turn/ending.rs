@@ -57,7 +57,7 @@ impl Worker {
             }
             if let Some(peer) = cx.peers.get_mut(id) {
                 // The rest of the queue are IP packets, which belong to no flow.
-                peer.data.relay.queue.clear(DropReason::Shutdown, &mut peer.data.relay.uplink);
+                peer.data.relay.clear_queues(DropReason::Shutdown);
             }
         }
         cx.sockets.underlays.finish(&mut cx.sockets.lanes, now);

@@ -31,6 +31,7 @@ impl Worker {
             self.sessions.check_stream_connections(&mut self.cx, id, now);
             self.settle_effects(now);
             self.sessions.keep_alive(&mut self.cx, id, now);
+            self.sessions.follow_line_rates(&self.cx, id, now);
         }
         let gone = self.expire_peers(now);
         if !gone.is_empty() {

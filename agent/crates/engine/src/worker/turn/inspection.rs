@@ -8,6 +8,7 @@ use dataplane::{
     forward::{Locals, tun::TunSide},
     hand_off::Outgoing,
     lanes::{Lanes, Underlays},
+    relay::Queue,
     sockets::SocketFactory,
 };
 use quinn_proto::ConnectionHandle;
@@ -99,7 +100,9 @@ impl Worker {
         let relays = || cx.peers.iter().map(|peer| &peer.data.relay);
         let (messages, ring) = cx.hub.waiting(cx.id.index);
         HeldMemory {
-            queues: relays().map(|relay| relay.queue.bytes() + relay.awaiting.bytes()).sum(),
+            queues: relays()
+                .map(|relay| relay.queues().map(Queue::bytes).sum::<usize>() + relay.awaiting.bytes())
+                .sum(),
             reassembly: relays().map(|relay| relay.reassembly.held_bytes()).sum(),
             send_buffers: cx.sockets.underlays.send_buffer_bytes(),
             batches: data.rests.batches(),

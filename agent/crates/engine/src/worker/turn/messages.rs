@@ -69,8 +69,9 @@ impl Worker {
             WorkerMessage::OpenLane(request) => host.open_lane(cx, &request, now),
             WorkerMessage::DrainLane { lane } => host.drain_named(cx, lane, now),
             WorkerMessage::LanesUp { of, up, wanted, lines } => {
-                cx.set_lanes(of, up, wanted, lines);
+                cx.set_lanes(of, up, wanted, lines, now);
                 sessions.follow_lines(cx, of, now);
+                sessions.follow_line_rates(cx, of.peer, now);
                 tunnel.link_changed(cx, of.peer, now);
             }
             WorkerMessage::Budget { of, largest } => {

@@ -241,6 +241,8 @@ impl Worker {
                     sessions.follow_lines(cx, of, now);
                 }
             }
+            Timer::Hop(peer) => sessions.hop(cx, peer, now),
+            Timer::OldPort(id) => cx.release_underlay(&sessions.control, id),
             Timer::Hello(handle) => self.send_deferred_hello(handle, now),
             Timer::Flow(peer, flow) => data.flow_timeout(cx, peer, flow, now),
             Timer::Repair(peer) => self.drive_plain_repair(peer, now),
@@ -318,7 +320,7 @@ impl Worker {
             }
             if let Some(slot) = lanes.get_mut(id) {
                 if let Some(peer) = cx.peers.get(slot.peer) {
-                    slot.charge(&peer.data.relay.share.account, now);
+                    slot.charge(peer.data.relay.share_of(slot.line), now);
                 }
                 if let Some(at) = slot.poll_timeout() {
                     cx.timers.arm(Timer::Lane(id), at);

@@ -87,14 +87,14 @@ impl Worker {
         let Some(peer) = cx.peers.get_mut(id) else { return };
         let (config, before) = (Arc::clone(&peer.data.config), peer.data.relay.held);
         peer.data.relay.held = held;
-        let account = cx.hub.rate(id);
-        account.received().set(told_rate(&config, held));
-        account.set_limit(limit_of(&config, held), config.rate_overhead, now);
+        let rates = cx.hub.rates(id);
+        rates.whole().received().set(told_rate(&config, held));
+        rates.set_limit(limit_of(&config, held), config.rate_overhead, now);
         if held == Held::Stopped {
             data.end_flows_for(cx, id, FlowEnd::Quota, now, |_| true);
             tcp.end_at_quota(cx, sessions, id);
             if let Some(peer) = cx.peers.get_mut(id) {
-                peer.data.relay.queue.clear(DropReason::Quota, &mut peer.data.relay.uplink);
+                peer.data.relay.clear_queues(DropReason::Quota);
             }
         }
         sessions.control.rate_changed(id);

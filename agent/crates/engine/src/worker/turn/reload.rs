@@ -13,7 +13,7 @@ use base::{ids::PeerId, throttle::Throttle};
 use config::{self, Config, Limits, Service};
 use dataplane::{
     lanes::LaneId,
-    relay::{Held, Origin},
+    relay::{Held, Ingress, Origin},
 };
 use ip::map::AddressMap;
 use wire::messages::CloseReason;
@@ -77,12 +77,12 @@ impl Worker {
         self.follow_services(&old.services, services, now);
         let Self { cx, data, sessions, tcp, decoy, .. } = self;
         let forwards_differ = old.udp != *udp || old.tcp != config.tcp;
-        let names: Vec<Arc<str>> = udp.iter().map(|forward| Arc::clone(&forward.service)).collect();
+        let ingresses = Ingress::all(udp);
         for peer in cx.peers.iter_mut() {
             let wanted = Arc::clone(&peer.data.config);
             peer.data.relay.set_bounds(&wanted, limits);
             peer.data.allowances.set(limits);
-            peer.data.relay.set_ingresses(&names);
+            peer.data.relay.set_ingresses(&ingresses);
             peer.data.relay.set_own_services(services);
             if forwards_differ {
                 // Missing services of new forwards are to be reported.
@@ -97,7 +97,11 @@ impl Worker {
         cx.sockets.factory.follow_uplinks(&config.transport.uplinks);
         decoy.follow_decoy(cx, data, now);
         cx.look_up_names(now);
+        let hops_differ = old.transport.hop != config.transport.hop;
         for id in cx.peers.ids() {
+            if hops_differ {
+                cx.begin_hops(id, now);
+            }
             if let Some(mut conn) = sessions.conn(cx, id) {
                 conn.offer_services();
                 conn.offer_lines();
@@ -124,6 +128,7 @@ impl Worker {
             rate: _, rate_min: _, rate_max: _, rate_receive: _,
             // Bounds of the relay, or read where they are used.
             name: _, origin, preshared_key_files: _, keepalive: _, drop: _, flow_quota: _, quota, queue: _, aqm: _, dscp: _,
+            redundant: _,
             // At the next connection.
             lanes: _, profile: _, congestion: _, thin: _,
             // When a stream begins.
@@ -165,7 +170,7 @@ impl Worker {
         let limit = limit_of(&wanted, held);
         let is_other_rate = (limit_of(&old, held), old.rate_overhead) != (limit, *rate_overhead);
         if is_other_rate {
-            cx.hub.rate(id).set_limit(limit, *rate_overhead, now);
+            cx.hub.rates(id).set_limit(limit, *rate_overhead, now);
             sessions.control.rate_changed(id);
         }
         if let Some(mut conn) = sessions.conn(cx, id) {
@@ -191,13 +196,21 @@ impl Worker {
     /// Ends the flows and connections to services that were removed or have another upstream, and applies new idle times.
     fn follow_services(&mut self, old: &[Service], new: &[Service], now: Instant) {
         let Self { cx, data, sessions, tcp, .. } = self;
+        cx.sockets.factory.upstreams.keep_failures_of(new.iter().map(|service| &service.upstream));
         let unmoved = |index: usize| {
             let (old, new) = (old.get(index)?, new.get(index)?);
             (old.upstream == new.upstream).then_some(new)
         };
+        let tells_anew = |index: usize| {
+            let tells = |services: &[Service]| services.get(index).map(|service| service.proxy_protocol);
+            tells(old) != tells(new)
+        };
         for id in cx.peers.ids() {
             data.end_flows_where(cx, id, now, |origin| match origin {
-                Origin::Upstream { service, .. } => unmoved(*service).is_none_or(|service| !service.udp),
+                // With the next datagram it is opened again, and says who the client is.
+                Origin::Upstream { service, .. } => {
+                    unmoved(*service).is_none_or(|service| !service.udp) || tells_anew(*service)
+                }
                 Origin::Ingress { .. } => false,
             });
             let Some(peer) = cx.peers.get_mut(id) else { continue };
@@ -213,7 +226,7 @@ impl Worker {
                     name: _, upstream: _, udp: _, tcp: _, protocol: _,
                     // By the relay (`set_own_services`), and by `Sessions::offer_services`.
                     burst: _, oversize: _, repair: _,
-                    // Of connections that begin.
+                    // Of connections and flows that begin.
                     keepalive: _, proxy_protocol: _,
                     // By the table of users (`follow`).
                     allow: _, deny: _,

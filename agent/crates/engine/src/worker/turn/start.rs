@@ -4,6 +4,7 @@ use std::{collections::VecDeque, net::SocketAddr, sync::Arc, time::Instant};
 
 use base::{
     ids::{IngressId, PeerId, WorkerId},
+    throttle::Throttle,
     timers::Timers,
     token_bucket::Lines,
 };
@@ -26,7 +27,7 @@ use crate::{
         context::{
             Context, Logs, Sockets, Stats,
             ceilings::Ceilings,
-            names::Names,
+            names::{MOVED_LOG_INTERVAL, Names},
             peer_maker::PeerMaker,
             setup::Setup,
             sources::Sources,
@@ -118,7 +119,7 @@ impl Worker {
                 timers: Timers::default(),
                 sources: Sources::new(),
                 names: Names::default(),
-                logs: Logs::new(LOG_INTERVAL),
+                logs: Logs { name_moved: Throttle::new(MOVED_LOG_INTERVAL), ..Logs::new(LOG_INTERVAL) },
                 debug_lines: Lines::new(now),
                 stats: Stats {
                     totals: stats::Totals::default(),

@@ -1,6 +1,7 @@
 //! One peer in full, and one lane.
 
 use config::quota::{bytes_text, date_text};
+use dataplane::lines::CopyCounts;
 
 use crate::control_socket::status::{
     CarrierError, LaneDetails, LanePackets, LaneStatus, PeerStatus, QuotaStatus, RateStatus, RepairStatus,
@@ -156,6 +157,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
             format!("{} ({}) for {}", plain(&way.over), plain(&way.because), age(way.since_seconds)),
         );
     }
+    facts.add("oldest port", or_dash(peer.ports_age_seconds.map(age)));
     if let Some(CarrierError { age_seconds, reason }) = &peer.carrier_error {
         facts.add("no carrier", format!("{}, {} ago", plain(reason), age(*age_seconds)));
     }
@@ -189,6 +191,7 @@ fn peer_facts(peer: &PeerStatus, page: &mut Page) {
     facts.add("path", or_dash(peer.rate.as_ref().and_then(measured_path)));
     facts.add("repair", or_dash(peer.repair.as_ref().map(repair_sent)));
     facts.add("repaired", or_dash(peer.repair.as_ref().map(repair_received)));
+    facts.add("two lines", or_dash(peer.copies.as_ref().map(copies)));
     facts.add("lanes up", peer.lanes_up);
     facts.add("flows", peer.flows);
     facts.add("TCP streams", format!("{}, stalled {}", peer.tcp_streams, peer.tcp.stalled));
@@ -250,6 +253,14 @@ fn repair_received(repair: &RepairStatus) -> String {
     format!(
         "lost {missing} ({share_missing}), {came_again} came again, {recovered} from symbols, {given_up} given up after {deadline}, {late} late, \
          {duplicate} twice, delay {delay} ({median} median, {p99} p99 of all)"
+    )
+}
+
+/// What travels on two lines.
+fn copies(copies: &CopyCounts) -> String {
+    let CopyCounts { numbered, sent, sent_bytes: _, alone, first, duplicates, old } = copies;
+    format!(
+        "{numbered} sent, {sent} copies of them, {alone} alone; {first} came, {duplicates} again, {old} too late"
     )
 }
 

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use dataplane::relay::Account;
+use dataplane::{lines::CopyCounts, relay::Account};
 use engine::{origin::PeerOrigin, reach::Failure, status::PeerFigures};
 
 use super::*;
@@ -113,6 +113,7 @@ pub(super) fn lines() -> Vec<LineStatus> {
         received_packets: 60,
         received_bytes: 9_000,
         lost_packets: 3,
+        rate_bits_per_second: Some(48_000_000),
         ..LineStatus::default()
     };
     let lte = LineStatus {
@@ -232,6 +233,10 @@ pub(super) fn repair() -> RepairStatus {
     }
 }
 
+fn copies() -> CopyCounts {
+    CopyCounts { numbered: 90, sent: 80, sent_bytes: 16_000, alone: 10, first: 70, duplicates: 65, old: 1 }
+}
+
 pub(super) fn connected() -> PeerStatus {
     PeerStatus {
         name: "exit".into(),
@@ -253,6 +258,7 @@ pub(super) fn connected() -> PeerStatus {
         mode: Some("lanes".into()),
         key_exchange: Some("x25519mlkem768".into()),
         rtt_seconds: Some(0.0123),
+        ports_age_seconds: Some(31.0),
         rtt_min_seconds: Some(0.0101),
         lanes_up: 1,
         lines: lines(),
@@ -296,6 +302,7 @@ pub(super) fn connected() -> PeerStatus {
             state: "free".into(),
         }),
         repair: Some(repair()),
+        copies: Some(copies()),
         lane_packets: LanePackets {
             sent: 10_000,
             received: 12,

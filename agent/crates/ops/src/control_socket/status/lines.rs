@@ -67,6 +67,7 @@ pub(super) fn line_table<'a>(peers: impl IntoIterator<Item = &'a PeerStatus>, pa
             ("LANES", |(_, line)| line.lanes_up.to_string()),
             ("RTT", |(_, line)| or_dash(line.rtt_seconds.map(short_time))),
             ("UP", |(_, line)| bits(line.sent_bytes_per_second)),
+            ("LIMIT", |(_, line)| or_dash(line.rate_bits_per_second.map(|rate| bits(rate as f64 / 8.0)))),
             ("DOWN", |(_, line)| bits(line.received_bytes_per_second)),
             ("SENT", |(_, line)| bytes(line.sent_bytes)),
             ("RECEIVED", |(_, line)| bytes(line.received_bytes)),

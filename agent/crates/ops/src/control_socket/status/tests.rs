@@ -28,9 +28,9 @@ exit  97.5 kB  75.0 MB   10.9.0.1/32, 10.1.0.0/16
 UPLINK  BY              SENT     RECEIVED  THIS MONTH
 dsl     interface eth0  64.0 MB  9.0 kB    412.0 GB
 
-LINE      STATE             LANES  RTT      UP           DOWN     SENT     RECEIVED  LOST  PACKET  SUSPECTED
-exit/dsl  in use            2      12.3 ms  10.0 Mbit/s  0 bit/s  64.0 MB  9.0 kB    3     1452    0
-exit/lte  suspect (silent)  0      -        0 bit/s      0 bit/s  0 B      0 B       0     -       4
+LINE      STATE             LANES  RTT      UP           LIMIT        DOWN     SENT     RECEIVED  LOST  PACKET  SUSPECTED
+exit/dsl  in use            2      12.3 ms  10.0 Mbit/s  48.0 Mbit/s  0 bit/s  64.0 MB  9.0 kB    3     1452    0
+exit/lte  suspect (silent)  0      -        0 bit/s      -            0 bit/s  0 B      0 B       0     -       4
 
 LANE    STATE  SENT                  RECEIVED      LOST       UNACKED  RTT      KEYS    PACKET  OFFLOAD         FLOWS  HEARD
 exit/0  up     1.2 Gbit/s 130.0 k/s  0 bit/s 0 /s  18 (3 /s)  7        12.3 ms  1 (3)…  1452 …  GSO failed+GRO  1      2.0 ms
@@ -89,6 +89,7 @@ exit: connected
   address        192.0.2.1:4433
   since          2h 3m
   over           both (udp_silent) for 2m 5s
+  oldest port    31s
   no carrier     the web server answers 302 (location: http://portal/), 1m 5s ago
   software       culvert/0.1.0
   preshared key  in use: number 1 of 2
@@ -111,6 +112,7 @@ exit: connected
   path           steady, takes 49.0 Mbit/s, delivered 47.5 Mbit/s, queue 1.2 ms, 1.00 % lost, congested
   repair         retransmit, 80 of 90 payloads numbered, 4 sent again, 0 symbols, overhead 3.10 %, 0 without memory
   repaired       lost 5 (6.60 %), 4 came again, 0 from symbols, 1 given up after 200.0 ms, 0 late, 0 twice, delay 81.0 ms (0 µs median, 90.0 ms p99 of all)
+  two lines      90 sent, 80 copies of them, 10 alone; 70 came, 65 again, 1 too late
   lanes up       1
   flows          3
   TCP streams    3, stalled 1

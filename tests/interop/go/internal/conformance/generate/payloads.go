@@ -49,6 +49,15 @@ func payloads() cases {
 	ok("a repair symbol of no byte, for the decoder", "0d 00 abcdf04000000100", "")
 	ok("a request for 300 and 301, for the second and last time", "0e 03", "0000012c000281")
 	ok("two requests", "0e 00", "0000012c000200ffffffffffff7f")
+	v6 := "20010db8000000000000000000000009 20010db8000000000000000000000001 1234 0035"
+	mapped := "00000000000000000000ffffc0000209"
+	ok("a datagram that opens flow 2 to service 1 for a client", "0f 02 01 04 c0000209 c6336402 1234 0035", "68656c6c6f")
+	ok("the same over IPv6", "0f 02 01 06 "+v6, "68656c6c6f")
+	ok("a client in the form of IPv6 beside an address of IPv6", "0f 02 01 06 "+mapped+v6[:32]+"1234 0035", "")
+	ok("an opening without a datagram for a client", "10 02 01 04 c0000209 c6336402 1234 0035", "")
+	ok("a payload that travels on two lines", "11 0a0b0c0d 0000012c", "0202 68656c6c6f")
+	ok("a payload that travels on two lines, the last number of the last series", "11 ffffffff ffffffff", "00 45")
+	ok("a payload that travels on two lines with nothing in it, for the reader of what is in it", "11 00000000 00000000", "")
 	longer("a report in longer forms", "0b 4001 4002 4003 4004 4005", "0b 0102030405", "")
 	longer("a stream in a longer form", "0c 4003 0000012c 0002", "0c 03 0000012c 0002", "00")
 	longer("a context in a longer form", "4002 02", "02 02", "61")
@@ -83,7 +92,11 @@ func payloads() cases {
 		{"a numbered payload of stream 2^14", "0c 80004000 0000012c 0002 00"},
 		{"a repair symbol whose header is cut short", "0d 03 abcdf040000001"}, {"a repair symbol of stream 2^14", "0d 80004000 abcdf04000000100"},
 		{"no request", "0e 03"}, {"a request that is cut short", "0e 03 0000012c0002"}, {"a request and a half", "0e 03 0000012c000281 0000012c"},
+		{"an opening for a client without the client", "0f 02 01"}, {"an opening for a client of no family", "0f 02 01 05 c0000209 c6336402 1234 0035"},
+		{"an opening for a client that is cut short", "10 02 01 06 " + v6[:61]}, {"an opening without a datagram, for a client, with a byte", "10 02 01 04 c0000209 c6336402 1234 0035 00"},
+		{"a client of IPv4 in the form of IPv6", "0f 02 01 06 " + mapped + mapped + "1234 0035"},
 		{"a request of stream 2^14", "0e 80004000 0000012c000281"},
+		{"a payload that travels on two lines without a number", "11 0a0b0c0d"}, {"a payload that travels on two lines whose number is cut short", "11 0a0b0c0d 000001"},
 	})
 	return out
 }
