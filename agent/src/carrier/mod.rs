@@ -107,6 +107,16 @@ struct OverUdp {
     experience: Arc<Experience>,
 }
 
+impl OverUdp {
+    /// Whether an address is that of an endpoint, at any port of its range.
+    fn has(&self, address: SocketAddr) -> bool {
+        self.addresses.iter().any(|(endpoint, addresses)| {
+            (endpoint.port..=endpoint.last_port).contains(&address.port())
+                && addresses.iter().any(|known| known.ip() == address.ip())
+        })
+    }
+}
+
 impl Dialler {
     /// The dialler of the agent whose key is `own`, which counts in `discarded` what streams leave behind.
     fn new(
@@ -174,10 +184,7 @@ impl Dialler {
                 let other = *known.addresses.last()?.1.first()?;
                 (address, Beside { other, experience: Arc::clone(&known.experience) })
             } else {
-                let leads_there = |known: &OverUdp| {
-                    known.addresses.iter().any(|(_, addresses)| addresses.contains(&address))
-                };
-                let (label, known) = all.iter().find(|(_, known)| leads_there(known))?;
+                let (label, known) = all.iter().find(|(_, known)| known.has(address))?;
                 (*label, Beside { other: *label, experience: Arc::clone(&known.experience) })
             }
         };
@@ -199,9 +206,8 @@ impl Dialler {
                 Vec::new()
             };
             let mut addresses = known.addresses.iter().rev().flat_map(|(_, addresses)| addresses);
-            let is_there = addresses.clone().any(|address| *address == from);
-            let to = addresses.find(|address| address.is_ipv6() == from.is_ipv6());
-            (due, to.copied().filter(|_| !is_there))
+            let to = addresses.find(|address| address.is_ipv6() == from.is_ipv6()).copied();
+            (due, to.filter(|_| !known.has(from)))
         };
         for endpoint in due {
             self.hand_over(Task::LookUp(endpoint));

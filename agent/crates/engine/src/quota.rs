@@ -108,7 +108,8 @@ impl QuotaBook {
         if is_wrong {
             // Also of names that nothing is charged to.
             for count in counts.values_mut().filter(|count| count.begins > until) {
-                *count = Count::new(count.bytes, begins);
+                // Not at the beginning of this quota's month: theirs may have begun since.
+                *count = Count::new(count.bytes, unix);
             }
         }
         if is_over {

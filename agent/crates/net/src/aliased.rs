@@ -72,7 +72,9 @@ impl UdpSocket for Aliased {
     }
 
     fn take_refusals(&mut self) -> Vec<SendRefusal> {
-        self.socket.take_refusals()
+        let mut refusals = self.socket.take_refusals();
+        refusals.iter_mut().for_each(|refusal| refusal.destination = self.remote);
+        refusals
     }
 
     fn stats(&self) -> UdpStats {

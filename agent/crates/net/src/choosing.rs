@@ -345,7 +345,8 @@ impl UdpSocket for Choosing {
     }
 
     fn take_refusals(&mut self) -> Vec<SendRefusal> {
-        let refusals = self.udp.take_refusals();
+        let mut refusals = self.udp.take_refusals();
+        refusals.iter_mut().for_each(|refusal| refusal.destination = self.remote);
         if self.way == Way::Udp { refusals } else { Vec::new() }
     }
 

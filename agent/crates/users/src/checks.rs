@@ -41,6 +41,9 @@ const MOST_WAITING: usize = 8;
 /// Requests that wait for one check, as the first ones of a browser do.
 const MOST_REQUESTS: usize = 64;
 
+/// Prefixes for which a password of one user is remembered.
+const MOST_REMEMBERED: usize = 8;
+
 /// How long the thread stays without a check.
 const IDLE: Duration = Duration::from_secs(10);
 
@@ -59,21 +62,45 @@ base::labelled! {
     }
 }
 
-/// The password that was right last for a user, so that it is not computed again.
+/// The passwords that were right last for a user, so that they are not computed again: each for the /24 or /56 that it came from.
+///
+/// Otherwise whoever guesses elsewhere would learn without a computation, as fast as requests are read, what is wrong.
 #[derive(Default)]
-pub(crate) struct Remembered(Mutex<Option<(Arc<PasswordHash>, PasswordKey)>>);
+pub(crate) struct Remembered(Mutex<VecDeque<Known>>);
+
+struct Known {
+    hash: Arc<PasswordHash>,
+    key: PasswordKey,
+    source: IpAddr,
+}
 
 impl Remembered {
-    /// Whether `password` was found to be the one of `hash`, which is still the user's.
-    pub(crate) fn has(&self, hash: &Arc<PasswordHash>, password: &[u8]) -> bool {
-        let remembered = lock(&self.0);
-        let of_hash = remembered.as_ref().filter(|(checked, _)| Arc::ptr_eq(checked, hash));
-        of_hash.is_some_and(|(_, key)| key.is_of(password))
+    /// Whether `password` was found to be the one of `hash`, which is still the user's, when it last came from where `source` is. Another
+    /// one from there has it forgotten: the next guess waits for a check.
+    pub(crate) fn has(&self, hash: &Arc<PasswordHash>, password: &[u8], source: IpAddr) -> bool {
+        let (mut all, source) = (lock(&self.0), prefix(source));
+        let known = all.iter().position(|known| known.source == source && Arc::ptr_eq(&known.hash, hash));
+        let Some(at) = known else { return false };
+        let is_right = all[at].key.is_of(password);
+        if !is_right {
+            all.remove(at);
+        }
+        is_right
     }
 
-    /// Forgets it, because the user has changed.
+    /// Remembers a password that is right, in the place of what was remembered for its source, or longest.
+    fn add(&self, known: Known) {
+        let mut all = lock(&self.0);
+        all.retain(|other| other.source != known.source);
+        if all.len() >= MOST_REMEMBERED {
+            all.pop_front();
+        }
+        all.push_back(known);
+    }
+
+    /// Forgets all, because the user has changed.
     pub(crate) fn forget(&self) {
-        *lock(&self.0) = None;
+        lock(&self.0).clear();
     }
 }
 
@@ -104,6 +131,8 @@ struct Pending {
     hash: Arc<PasswordHash>,
     password: zeroize::Zeroizing<Box<[u8]>>,
     key: PasswordKey,
+    /// The /24 or /56 that it came from.
+    source: IpAddr,
     answer: Mutex<Answer>,
 }
 
@@ -157,6 +186,7 @@ impl Checks {
         let is_same = |pending: &&Arc<Pending>| {
             Weak::as_ptr(&pending.entry) == Arc::as_ptr(entry)
                 && Arc::ptr_eq(&pending.hash, hash)
+                && pending.source == prefix(source)
                 && pending.key.is_of(password)
         };
         // Who opens several requests at once has one password.
@@ -193,6 +223,7 @@ impl Checks {
             hash: Arc::clone(hash),
             password: zeroize::Zeroizing::new(password.into()),
             key: PasswordKey::of(password).map_err(|_| CheckOutcome::Refused)?,
+            source,
             answer: Mutex::default(),
         });
         if state.thread.is_none() {
@@ -240,7 +271,8 @@ impl Shared {
             let checked = panics::isolate(Part::Users, || pending.hash.is_of(&pending.password));
             let is_right = checked.unwrap_or(false);
             if is_right && let Some(entry) = pending.entry.upgrade() {
-                *lock(&entry.remembered.0) = Some((Arc::clone(&pending.hash), pending.key.clone()));
+                let (hash, key) = (Arc::clone(&pending.hash), pending.key.clone());
+                entry.remembered.add(Known { hash, key, source: pending.source });
             }
             self.count(if is_right { CheckOutcome::Right } else { CheckOutcome::Wrong });
             // Nobody joins it from here on.

@@ -324,7 +324,7 @@ impl Users {
             let mut may_be_right = is_right;
             let is_over = access.as_ref().is_none_or(|access| access.is_over(unix_seconds));
             if let (Some(entry), Some(Password::Chosen(hash))) = (entry, &kept) {
-                is_right = entry.remembered.has(hash, password);
+                is_right = entry.remembered.has(hash, password, presents.source);
                 // One that was looked at and is not remembered is wrong; who is shut out is not worth the work.
                 may_be_right = is_right || checked != Some(place);
                 if !is_right && !is_over && found.is_none() && checked.is_none() && check.is_none() {

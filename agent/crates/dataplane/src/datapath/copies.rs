@@ -21,7 +21,7 @@ use crate::{
         downlink::{Downlink, Outside},
         repair::FrameAt,
         segments::{CountedHeader, Segments, Sending},
-        uplink::{NextHop, Uplink, bucket_of, not_sent},
+        uplink::{FRAME_OVERHEAD, NextHop, PACKET_OVERHEAD, Uplink, bucket_of, not_sent},
     },
     lanes::{Frame, PushError},
     lines::{Arrival, Place, on_line},
@@ -151,6 +151,11 @@ impl Uplink<'_> {
     ) -> bool {
         match self.next_hop(index) {
             Some(NextHop::Worker { worker, lane }) => {
+                // The other worker could only drop what does not fit; here it goes on without a number, or in pieces.
+                let budget = self.link.as_deref().map_or(0, |link| link.budget.bytes());
+                if header.as_slice().len() + payload.len() + FRAME_OVERHEAD + PACKET_OVERHEAD > budget {
+                    return false;
+                }
                 let lane = LaneRef { peer: self.peer, lane };
                 let header = CountedHeader { header, counted: u32::from(counted) };
                 let run = Segments { data: payload, segment: payload.len() };

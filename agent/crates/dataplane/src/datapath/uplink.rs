@@ -70,10 +70,10 @@ pub(super) enum NextHop {
 type Sent = (usize, Result<(), PushError>);
 
 /// The bytes of a frame beside its payload, about: its type and length, and the context.
-const FRAME_OVERHEAD: usize = 6;
+pub(super) const FRAME_OVERHEAD: usize = 6;
 
 /// The bytes of a packet beside its frames: header and tag.
-const PACKET_OVERHEAD: usize = quic_core::HEADER_LEN + quic_core::TAG_LEN;
+pub(super) const PACKET_OVERHEAD: usize = quic_core::HEADER_LEN + quic_core::TAG_LEN;
 
 /// The IPv4 and UDP headers around a packet, in bytes.
 const OUTER_HEADERS: usize = 28;

@@ -481,9 +481,14 @@ impl Sessions {
         handle: ConnectionHandle,
         now: Instant,
     ) -> Option<Action> {
-        let quinn = self.control.get(handle)?.quinn();
-        let (stats, rtt) = (quinn.stats(), quinn.rtt());
-        let seen = Look { frames: counts(&stats), lanes: cx.hub.silence(id, now), rtt };
+        let connection = self.control.get(handle)?;
+        let (stats, rtt) = (connection.quinn().stats(), connection.quinn().rtt());
+        // On its line, if there are several: that another one is alive does not say that a connection on a dead one, which leaves it, is.
+        let lanes = match cx.sockets.underlays.get(connection.underlay).and_then(|underlay| underlay.line) {
+            Some(line) => cx.hub.line_silence(id, line, now),
+            None => cx.hub.silence(id, now),
+        };
+        let seen = Look { frames: counts(&stats), lanes, rtt };
         let stream = cx.peers.get_mut(id)?.streams.find_mut(handle)?;
         if !stream.dialled {
             return None;
