@@ -245,6 +245,20 @@ mod tests {
     }
 
     #[test]
+    fn a_clock_that_was_ahead_gives_a_peer_with_another_first_day_nothing_back() {
+        const YEARS: u64 = 3 * 365 * DAY;
+        let (book, first) = (QuotaBook::default(), quota(Then::Stop));
+        let twentieth = Quota { from: 20, ..first };
+        let [one, other] = ["one", "other"].map(Arc::<str>::from);
+        book.charge(&one, &first, 1, FEBRUARY + YEARS);
+        book.charge(&other, &twentieth, 1_000, FEBRUARY + YEARS);
+        for day in [24, 26] {
+            book.charge(&one, &first, 0, FEBRUARY + day * DAY);
+        }
+        assert_eq!(book.charge(&other, &twentieth, 0, FEBRUARY + 26 * DAY).held, Held::Stopped);
+    }
+
+    #[test]
     fn a_clock_that_is_not_set_yet_gives_nothing_back() {
         let (book, name, quota) = (QuotaBook::default(), Arc::from("b"), quota(Then::Stop));
         let charge = |unix| book.charge(&name, &quota, 0, unix).held;

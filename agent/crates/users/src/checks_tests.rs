@@ -100,20 +100,28 @@ async fn a_chosen_password_is_looked_at_once_and_remembered() {
         assert!(matches!(verdict, Verdict::Known(Sender { grant: Some(_), hides_authorization: true })));
     }
     assert_eq!(counts(&users), [1, 0, 0, 0]);
-    assert!(!client.after(1).is_let_in(&users, &field("anna", "Correct horse")).await);
-    assert!(client.is_let_in(&users, &good).await, "a wrong one does not displace it");
-    assert_eq!((counts(&users), users.wrong()), ([1, 1, 0, 0], 1));
+    // Guesses from elsewhere are checked or not looked at: what is remembered tells them nothing, the right one among them.
+    let elsewhere = Client::new([198, 51, 100, 1]).after(1);
+    assert!(!elsewhere.is_let_in(&users, &field("anna", "Correct horse")).await);
+    assert!(!elsewhere.is_let_in(&users, &good).await, "one of a source in a second");
+    assert!(client.is_let_in(&users, &good).await, "they do not displace it");
+    assert_eq!((counts(&users), users.wrong()), ([1, 1, 0, 1], 2));
+    // One from there does, so that the next one waits for a check.
+    assert!(!client.after(2).is_let_in(&users, &field("anna", "Correct horse")).await);
+    assert!(!client.after(2).is_let_in(&users, &good).await);
+    assert!(client.after(3).is_let_in(&users, &good).await);
+    assert_eq!(counts(&users), [2, 2, 0, 2]);
     // Another line of the user, and all is looked at again.
     follow(&users, &user("anna", &format!("{}\nrate = \"1Mbit\"", chosen(HASH))));
     assert!(
-        matches!(client.after(2).ask(&users, [Some(&good), None], None), Verdict::Known(_)),
+        matches!(client.after(4).ask(&users, [Some(&good), None], None), Verdict::Known(_)),
         "rate is not among them"
     );
     follow(&users, &user("anna", &format!("{}\nexpires = \"2090-01-01\"", chosen(HASH))));
-    assert!(client.after(3).is_let_in(&users, &good).await);
-    assert_eq!(counts(&users), [2, 1, 0, 0]);
+    assert!(client.after(5).is_let_in(&users, &good).await);
+    assert_eq!(counts(&users), [3, 2, 0, 2]);
     follow(&users, &user("anna", &chosen(SLOW)));
-    assert!(!client.after(4).is_let_in(&users, &good).await, "it was another's");
+    assert!(!client.after(6).is_let_in(&users, &good).await, "it was another's");
 }
 
 #[tokio::test]
